@@ -11,7 +11,8 @@ import math
 import re
 from array import array
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from itertools import chain, islice
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -30,11 +31,21 @@ _MOST_RATIO = 200  # of its sides
 _NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*|\[[0-9a-f:.]+\]")
 _PORTS = {"https": 443, "http": 80}
 
+PictureFit = Literal["area", "longest", "crop"]
+"""How a picture's size is brought to a model's.
+
+"area": to a range of pixels, Qwen; "longest": no side over a bound, Pixtral; "crop": the shorter side
+to one length, and the middle of the longer one, CLIP.
+"""
+
 Side = Annotated[int, msgspec.Meta(ge=1, le=MOST_SIDE)]
 
 
 class PictureSettings(msgspec.Struct, frozen=True, array_like=True):
-    """What a model's processor does to a picture. `unit`: pixels of a token's side."""
+    """What a model's processor does to a picture. `unit`: pixels of a token's side.
+
+    `between`: the tokens between two rows of a picture.
+    """
 
     patch: int
     unit: int
@@ -46,6 +57,8 @@ class PictureSettings(msgspec.Struct, frozen=True, array_like=True):
     after: tuple[int, ...]
     token: int  # what the model's own vocabulary calls a placeholder
     model: str  # whose tower
+    fit: PictureFit = "area"
+    between: tuple[int, ...] = ()
 
 
 class Picture(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -59,7 +72,8 @@ class Picture(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class PlacedPicture(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A picture in a row: its placeholders begin at position `start`. `rows`, `columns`: in tokens.
 
-    `key`: names it. `picture`: None: its keys and values are there, only its positions count.
+    `key`: names it. `picture`: None: its keys and values are there, only its positions count. `gap`:
+    other tokens between two rows.
     """
 
     start: int
@@ -67,13 +81,19 @@ class PlacedPicture(msgspec.Struct, frozen=True, array_like=True, gc=False):
     columns: int
     key: bytes
     picture: Picture | None = None
+    gap: int = 0
 
     def without_pixels(self) -> "PlacedPicture":
-        return PlacedPicture(self.start, self.rows, self.columns, self.key)
+        return PlacedPicture(self.start, self.rows, self.columns, self.key, None, self.gap)
 
     @property
     def stop(self) -> int:
-        return self.start + self.rows * self.columns
+        return self.start + self.rows * (self.columns + self.gap) - self.gap
+
+    def shown(self, position: int) -> int:
+        """How many of its placeholders stand before a position."""
+        row, column = divmod(max(0, min(position, self.stop) - self.start), self.columns + self.gap)
+        return row * self.columns + min(column, self.columns)
 
     @property
     def shift(self) -> int:
@@ -114,7 +134,7 @@ def is_remote(image: bytes) -> bool:
 
 
 def fitted(width: int, height: int, settings: PictureSettings) -> tuple[int, int]:
-    """The size that a picture is brought to, as Qwen's processor does. Raises ValueError."""
+    """The size that a picture is resized to, as the model's processor does. Raises ValueError."""
     if not 1 <= width <= MOST_SIDE or not 1 <= height <= MOST_SIDE or width * height > MOST_PIXELS:
         raise ValueError(
             f"has {width} x {height} pixels: at most {MOST_SIDE} a side and {MOST_PIXELS} in all"
@@ -122,6 +142,13 @@ def fitted(width: int, height: int, settings: PictureSettings) -> tuple[int, int
     if max(width, height) > _MOST_RATIO * min(width, height):
         raise ValueError(f"has {width} x {height} pixels: no side may be {_MOST_RATIO} times the other")
     unit, least, most = settings.unit, settings.least, settings.most
+    if settings.fit == "crop":
+        side, shorter = math.isqrt(most), min(width, height)
+        return int(side * width / shorter), int(side * height / shorter)
+    if settings.fit == "longest":
+        ratio = max(1, max(width, height) / math.isqrt(most))
+        wide, high = (max(1, math.floor(each / ratio)) for each in (width, height))
+        return -(-wide // unit) * unit, -(-high // unit) * unit
     high, wide = round(height / unit) * unit, round(width / unit) * unit
     if high * wide > most:
         beta = math.sqrt(height * width / most)
@@ -133,31 +160,47 @@ def fitted(width: int, height: int, settings: PictureSettings) -> tuple[int, int
     return wide, high
 
 
+def box(width: int, height: int, settings: PictureSettings) -> tuple[int, int, int, int]:
+    """What is kept of a picture of a fitted size: left, top, right, bottom."""
+    if settings.fit != "crop":
+        return 0, 0, width, height
+    side = math.isqrt(settings.most)
+    left, top = (width - side) // 2, (height - side) // 2
+    return left, top, left + side, top + side
+
+
 def placeholders(picture: Picture, settings: PictureSettings) -> "array[int]":
-    """The ids of its tokens. Raises ValueError where there are too few to tell it from all others."""
-    count = picture.width // settings.unit * (picture.height // settings.unit)
+    """The ids of its tokens, with those between its rows. Raises ValueError where there are too few to
+    tell it from all others."""
+    columns = picture.width // settings.unit
+    count = columns * (picture.height // settings.unit)
     if count < LEAST_TOKENS:
         raise ValueError(f"is {count} tokens: at least {LEAST_TOKENS} are due, give a larger one")
     said = msgspec.msgpack.encode((picture.width, picture.height, settings))
     digest = hashlib.blake2b(said + hashlib.blake2b(picture.pixels).digest())
     ids = array("i", hashlib.shake_128(digest.digest()).digest(4 * count))
-    return array("i", (id & (FIRST - 1) | FIRST for id in ids))
+    ids = array("i", (id & (FIRST - 1) | FIRST for id in ids))
+    if not settings.between:
+        return ids
+    rows = (ids[at : at + columns] for at in range(0, count, columns))
+    return array("i", chain.from_iterable((*row, *settings.between) for row in rows))[
+        : -len(settings.between)
+    ]
 
 
 def placed(
     start: int, tokens: "array[int]", picture: Picture, settings: PictureSettings
 ) -> PlacedPicture:
     """The picture of a segment, `tokens` from position `start` on."""
-    ahead, sizes = (
-        len(settings.before),
-        (picture.height // settings.unit, picture.width // settings.unit),
-    )
-    return PlacedPicture(start + ahead, *sizes, key_of(tokens[ahead : ahead + LEAST_TOKENS]), picture)
+    ahead, gap = len(settings.before), len(settings.between)
+    sizes = picture.height // settings.unit, picture.width // settings.unit
+    return PlacedPicture(start + ahead, *sizes, key_of(tokens[ahead:]), picture, gap)
 
 
 def key_of(ids: "array[int]") -> bytes:
-    """The name of the picture whose first placeholders these are."""
-    return ids.tobytes()
+    """The name of the picture whose tokens these are, or the first of them."""
+    first = islice((each for each in ids if each >= FIRST), LEAST_TOKENS)
+    return array("i", first).tobytes()
 
 
 def words(tokens: bytes, settings: PictureSettings) -> bytes:
@@ -174,7 +217,7 @@ def without_pictures(tokens: "array[int]") -> "array[int]":
 def missing(tokens: bytes, start: int, pictures: Sequence[PlacedPicture]) -> bool:
     """Whether placeholders of `tokens`, from position `start` on, belong to none of the pictures."""
     end = start + len(tokens) // 4
-    shown = sum(max(0, min(each.stop, end) - max(each.start, start)) for each in pictures)
+    shown = sum(max(0, each.shown(end) - each.shown(start)) for each in pictures)
     return sum(each >= FIRST for each in array("i", tokens)) != shown
 
 

@@ -25,6 +25,7 @@ from ramify.protocol.pictures import (
     PictureReady,
     PictureRefused,
     PictureSettings,
+    box,
     fitted,
     placeholders,
 )
@@ -59,8 +60,8 @@ def decoded(data: bytes, settings: PictureSettings) -> PictureDone | PictureRefu
             fitted(*source.size, settings)  # before anything is decoded
             upright = ImageOps.exif_transpose(source).convert("RGB")
         width, height = fitted(*upright.size, settings)
-        pixels = upright.resize((width, height), resample=BICUBIC).tobytes()
-        picture = Picture(width, height, pixels)
+        resized = upright.resize((width, height), resample=BICUBIC).crop(box(width, height, settings))
+        picture = Picture(*resized.size, resized.tobytes())
         return PictureDone(picture, placeholders(picture, settings).tobytes())
     except MemoryError:
         return PictureRefused("takes too much memory to decode")

@@ -455,7 +455,7 @@ class CudaExecutor:
     def _fill(self, entry: int, frame: StepFrame, step: StepRows, plan: Plan, late: bool) -> None:
         draws = self._sampler.draws_for(step.rows[step.sampling], step.draws)
         lay(frame.host, step, draws, plan, self._spare)
-        if self.rows.pictures and self._pictures is not None:
+        if self.rows.pictures and self._pictures is not None and self._pictures.turned:
             host, extended = frame.host, extending(step, self.rows.pictures)
             moved = host.plan[MOVED_TURNS]
             lay_moved_turns(moved, host.rows, host.positions, self._shifts, extended)
@@ -484,7 +484,7 @@ class CudaExecutor:
 
     def _turns_room(self, bucket: Bucket) -> Plan:
         """Where it is said how tokens of a model that sees pictures turn."""
-        if self._pictures is None:
+        if self._pictures is None or not self._pictures.turned:
             return {}
         return {MOVED_TURNS: np.zeros((3, bucket.lines), dtype=np.int32)}
 

@@ -84,7 +84,8 @@ class TorchExecutor(HostExecutor[_Output]):
             nothing = self._model.embedding[:0]
             return ResidualStream(nothing, nothing), None
         pictures, shown = self.rows.pictures, None
-        inputs = torch_inputs(step, self._attention, self._device, self._spare_states, pictures)
+        turned = pictures if self._pictures is not None and self._pictures.turned else {}
+        inputs = torch_inputs(step, self._attention, self._device, self._spare_states, turned)
         if pictures and self._pictures is not None:
             rows, positions = (part.cpu().numpy() for part in (inputs.rows, inputs.positions))
             shown = self._pictures.shown(rows, positions, pictures)

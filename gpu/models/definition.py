@@ -18,7 +18,7 @@ from ramify.gpu.ops.base import Activation
 from ramify.gpu.ops.experts import ExpertActivation, RouterSettings
 from ramify.gpu.ops.linear.checkpoints import WeightFormat
 from ramify.gpu.ops.rotary import RopeSettings
-from ramify.gpu.vision.qwen import QwenTowerSettings
+from ramify.gpu.vision.tower import Vision
 
 NormPlaces = Literal["before", "after", "both"]
 """Of a mixer and a feed-forward: their input is normalised, or what they add to the stream, or both."""
@@ -290,16 +290,6 @@ class TokenInputs:
     size: int
     vocab_size: int
     activation: Activation
-
-
-@dataclass(frozen=True, slots=True)
-class Vision:
-    """How a model sees pictures. Each is so many tokens called `token`, between `before` and `after`."""
-
-    tower: QwenTowerSettings
-    token: int
-    before: tuple[int, ...]
-    after: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

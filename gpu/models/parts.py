@@ -21,13 +21,13 @@ from ramify.gpu.models.definition import (
     MambaSettings,
     TensorNames,
     TokenInputs,
-    Vision,
 )
 from ramify.gpu.models.fields import Fields
 from ramify.gpu.models.rope import TYPES, contexts, rope
 from ramify.gpu.ops.base import Activation
 from ramify.gpu.ops.experts import RouterSettings
 from ramify.gpu.ops.rotary import RopeSettings, yarn_scale
+from ramify.gpu.vision.tower import TowerSettings, Vision
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _MOST_LAYERS = 1024
@@ -80,10 +80,11 @@ def of_text(definition: Definition) -> Definition:
     return replace(definition, names=names)
 
 
-def with_tower(names: TensorNames) -> TensorNames:
-    """Those of `of_text`, where Qwen's tower is read as well."""
-    skipped = tuple(name for name in names.skipped if "visual." not in name)
-    return replace(names, skipped=skipped, renamed=(*names.renamed, ("visual.", "model.visual.")))
+def with_tower(names: TensorNames, tower: TowerSettings) -> TensorNames:
+    """Those of `of_text`, where a tower is read as well."""
+    read = {*tower.parts, *(f"model.{name}" for name in tower.parts)}
+    skipped = tuple(name for name in names.skipped if name not in read)
+    return replace(names, skipped=(*skipped, *tower.unread), renamed=(*names.renamed, *tower.renamed))
 
 
 def layer_count(fields: Fields) -> int:

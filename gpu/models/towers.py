@@ -3,13 +3,34 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from ramify.gpu.models.definition import Vision
 from ramify.gpu.models.fields import Fields
+from ramify.gpu.vision.clip import ClipTowerSettings
+from ramify.gpu.vision.pixtral import PixtralTowerSettings
 from ramify.gpu.vision.qwen import QwenTowerSettings
+from ramify.gpu.vision.tower import ACTIVATIONS, Vision
+from ramify.protocol.pictures import MOST_SIDE
 
 _MOST_LAYERS = 1024
 _MOST_PATCH = 64
 _GELUS: dict[str, Literal["tanh", "none"]] = {"gelu_pytorch_tanh": "tanh", "gelu": "none"}
+_CLIP = {
+    "hidden_size": 1024,
+    "hidden_act": "quick_gelu",
+    "image_size": 336,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "patch_size": 14,
+    "layer_norm_eps": 1e-5,
+}
+_PIXTRAL = {
+    "hidden_size": 1024,
+    "hidden_act": "gelu",
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "patch_size": 16,
+}
 _DEFAULTS = {
     "depth": 27,
     "hidden_size": 1152,
@@ -47,7 +68,7 @@ def qwen_vision(
         raise fields.refused(f"deepstack_visual_indexes is {behind!r}: not served")
     positions = fields.inside("rope_parameters", {"rope_theta": 10_000.0})
     tower = QwenTowerSettings(
-        layers, own, heads, fields.integer("intermediate_size"),
+        layers=layers, hidden=own, heads=heads, intermediate=fields.integer("intermediate_size"),
         patch=fields.integer("patch_size", most=_MOST_PATCH),
         merge=fields.integer("spatial_merge_size", most=8),
         frames=fields.integer("temporal_patch_size", most=8),
@@ -56,3 +77,83 @@ def qwen_vision(
     )  # fmt: skip
     token, start, end = (whole.integer(name, default) for name, default in ids.items())
     return Vision(tower, token, (start,), (end,))
+
+
+def clip_vision(whole: Fields, hidden: int) -> Vision:
+    """CLIP's tower as LLaVA has it."""
+    fields = whole.inside("vision_config", _CLIP)
+    kind = fields.get("model_type") or "clip_vision_model"
+    if kind != "clip_vision_model":
+        raise fields.refused(f"model_type is {kind!r}: LLaVA is served with clip_vision_model")
+    layers, patch = fields.integer("num_hidden_layers", most=_MOST_LAYERS), _patch(fields)
+    behind, side = whole.get("vision_feature_layer"), fields.integer("image_size", most=MOST_SIDE)
+    behind = -2 if behind is None else behind
+    if not isinstance(behind, int) or isinstance(behind, bool) or not -layers <= behind <= layers:
+        raise whole.refused(f"vision_feature_layer is {behind!r}: must be one of {layers} layers")
+    if whole.get("vision_feature_select_strategy") not in (None, "default") or side % patch:
+        raise whole.refused("vision_feature_select_strategy must be 'default', and image_size a "
+                            "multiple of patch_size")  # fmt: skip
+    own, heads = _heads(fields, 1)
+    tower = ClipTowerSettings(
+        patch=patch, side=side, output=hidden, whole=layers, hidden=own, heads=heads,
+        layers=behind if behind >= 0 else layers + 1 + behind, eps=fields.number("layer_norm_eps"),
+        intermediate=fields.integer("intermediate_size"), activation=_activation(fields, "hidden_act"),
+        projector_activation=_projected(whole), bias=whole.get("multimodal_projector_bias") is not False,
+    )  # fmt: skip
+    return Vision(tower, _image_token(whole, 32000), fit="crop")
+
+
+def pixtral_vision(whole: Fields, hidden: int) -> Vision:
+    """Pixtral's tower as Mistral Small 3 and 4 have it, with a merger of patches."""
+    fields = whole.inside("vision_config", _PIXTRAL)
+    kind, behind = fields.get("model_type") or "pixtral", whole.get("vision_feature_layer")
+    if kind != "pixtral" or behind not in (None, -1):
+        raise whole.refused(f"vision_config of {kind!r}, vision_feature_layer {behind!r}: only pixtral "
+                            "and -1 are served")  # fmt: skip
+    own, heads = _heads(fields, 4)
+    turns = fields.inside("rope_parameters")
+    theta = fields.get("rope_theta") or turns.get("rope_theta") or 10_000.0
+    if turns.get("rope_type") not in (None, "default", "axial") or not isinstance(theta, (int, float)):
+        raise fields.refused("rope_parameters: only type 'axial' with a rope_theta is served")
+    eps = whole.inside("text_config").get("rms_norm_eps")
+    tower = PixtralTowerSettings(
+        patch=_patch(fields), merge=whole.integer("spatial_merge_size", 2, most=8), output=hidden,
+        layers=fields.integer("num_hidden_layers", most=_MOST_LAYERS), hidden=own, heads=heads,
+        intermediate=fields.integer("intermediate_size"), activation=_activation(fields, "hidden_act"),
+        projector_activation=_projected(whole), bias=bool(whole.get("multimodal_projector_bias")),
+        theta=float(theta),
+        norm_eps=1e-6 if eps is None else whole.inside("text_config").number("rms_norm_eps"),
+    )  # fmt: skip
+    return Vision(tower, _image_token(whole, 10), fit="longest", lined=True)
+
+
+def _patch(fields: Fields) -> int:
+    if fields.get("num_channels") not in (None, 3):
+        raise fields.refused(f"num_channels is {fields.get('num_channels')!r}: only 3 are served")
+    return fields.integer("patch_size", most=_MOST_PATCH)
+
+
+def _heads(fields: Fields, parts: int) -> tuple[int, int]:
+    """The width, and the heads; a head has a multiple of `parts` values."""
+    own, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    size = fields.get("head_dim")
+    if own % (parts * heads) or size not in (None, own // heads):
+        raise fields.refused(f"hidden_size {own} needs a multiple of {parts} times {heads} heads, and "
+                             f"head_dim {size!r} their size")  # fmt: skip
+    return own, heads
+
+
+def _activation(fields: Fields, name: str, default: str | None = None) -> str:
+    kind = default if fields.get(name) is None else fields.get(name)
+    if kind not in ACTIVATIONS:
+        raise fields.refused(f"{name} is {kind!r}: only {', '.join(ACTIVATIONS)} are served")
+    return str(kind)
+
+
+def _projected(whole: Fields) -> str:
+    return _activation(whole, "projector_hidden_act", "gelu")
+
+
+def _image_token(whole: Fields, default: int) -> int:
+    name = "image_token_id" if whole.get("image_token_id") is not None else "image_token_index"
+    return whole.integer(name, default)

@@ -62,7 +62,7 @@ from ramify.gpu.startup.states import check_draft_model, check_states
 from ramify.gpu.startup.weights import load_weights
 from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.step_rows import spare_states
-from ramify.gpu.vision.qwen import QwenTower
+from ramify.gpu.vision.tower import Tower
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExecutorInfo
@@ -147,7 +147,7 @@ def load_rank(config: ModelConfig, progress: Progress, place: RankPlace | None) 
 
 def _fill(
     config: ModelConfig, model: Decoder, form: Form, progress: Progress, folder: Path | None = None,
-    stored: tuple[type[Weight], ...] = (), tower: QwenTower | None = None, split: Split | None = None,
+    stored: tuple[type[Weight], ...] = (), tower: Tower | None = None, split: Split | None = None,
     forms: "CpuForms | None" = None,
 ) -> None:  # fmt: skip
     """Load the weights, those in `folder` if it is given, each into its form as soon as it is there.
@@ -158,7 +158,7 @@ def _fill(
     with loading_threads(model.parameters()):
         views, names = model.weights(), model.config.names
         if tower is not None:
-            views, names = views | tower.weights(), with_tower(names)
+            views, names = views | tower.weights(), with_tower(names, tower.settings)
         more = []
         if forms is not None:
             form = forms.with_table(form, model.head, model.table, model.config.tied)
@@ -180,7 +180,7 @@ def _fill(
 
 def _fill_both(
     config: ModelConfig, model: Decoder, guesser: Decoder | MtpLayer | None, draft: DraftChoice,
-    quantization: Quantization, progress: Progress, split: Split | None, tower: QwenTower | None,
+    quantization: Quantization, progress: Progress, split: Split | None, tower: Tower | None,
 ) -> None:  # fmt: skip
     """The deterministic mode and experts read plain weights, if these are floats."""
     for each, folder in ((model, None), (guesser, draft.folder)):

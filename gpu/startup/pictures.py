@@ -5,7 +5,6 @@ import logging
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.vision.pictures import Pictures
 from ramify.gpu.vision.processor import read_processor
-from ramify.gpu.vision.qwen import QwenTower
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 
@@ -22,4 +21,4 @@ def empty_pictures(config: ModelConfig, model: Decoder) -> Pictures | None:
     except ModelError as error:
         _LOG.warning("pictures are not served: %s", error)
         return None
-    return Pictures(QwenTower(vision.tower, model.dtype, model.device), settings)
+    return Pictures(vision.tower.empty(model.dtype, model.device), settings)

@@ -15,7 +15,7 @@ from ramify.gpu.ops.base import ShownPictures
 from ramify.gpu.step.staging import Array
 from ramify.gpu.vision.patches import Patches
 from ramify.gpu.vision.placing import RowPictures, lines_of
-from ramify.gpu.vision.qwen import QwenTower
+from ramify.gpu.vision.tower import Tower
 from ramify.protocol.pictures import Picture, PictureSettings, PlacedPicture
 
 _KEPT_BYTES = 512 << 20
@@ -23,9 +23,10 @@ _TOGETHER = 1 << 14  # patches that run at once, or one picture
 
 
 class Pictures:
-    def __init__(self, tower: QwenTower, settings: PictureSettings, room: int = _KEPT_BYTES) -> None:
+    def __init__(self, tower: Tower, settings: PictureSettings, room: int = _KEPT_BYTES) -> None:
         """`room`: bytes of outputs that are kept; those of a step's pictures are in any case."""
         self._runs = 0
+        self.turned = tower.settings.turned
         self.settings = settings
         self.tower = tower
         self._patches = Patches(settings, tower.settings.frames)

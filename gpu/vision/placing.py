@@ -20,7 +20,7 @@ MOVED_TURNS = "moved_turns"  # in a plan: int32[3, T], what `turns_of` says less
 
 
 class PictureLines(NamedTuple):
-    """Lines of a step that show a part of a picture. `offsets`: which of its tokens each is."""
+    """Lines of a step that show a part of a picture. `offsets`: which of its vectors each is."""
 
     placed: PlacedPicture
     lines: Ints
@@ -34,9 +34,11 @@ def lines_of(rows: Array, positions: Array, pictures: RowPictures) -> Iterator[P
         if len(own):
             at = positions[own].astype(np.int64)
             for each in placed:
-                inside = (at >= each.start) & (at < each.stop)
+                row_at, column = np.divmod(at - each.start, each.columns + each.gap)
+                inside = (at >= each.start) & (at < each.stop) & (column < each.columns)
                 if inside.any():
-                    yield PictureLines(each, own[inside], at[inside] - each.start)
+                    offsets = row_at[inside] * each.columns + column[inside]
+                    yield PictureLines(each, own[inside], offsets)
 
 
 def turns_of(rows: Array, positions: Array, pictures: RowPictures) -> Ints:

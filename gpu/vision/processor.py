@@ -9,28 +9,34 @@ from typing import Any
 
 from ramify.gpu.models.definition import Definition
 from ramify.gpu.models.fields import Fields
+from ramify.gpu.vision.tower import TowerSettings, Vision
 from ramify.protocol.checkpoint.files import json_files
 from ramify.protocol.errors import ModelError
-from ramify.protocol.pictures import MOST_PIXELS, PictureSettings
+from ramify.protocol.pictures import FIRST, MOST_PIXELS, PictureSettings
 
 _BICUBIC = 3
+_MOST_LONGEST = 4096  # pixels of a side
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
+_ROW_ENDS = {"image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
 
 
 def read_processor(folder: Path, shape: Definition) -> PictureSettings:
     """Raises ModelError, also where the checkpoint has none."""
     assert shape.vision is not None
-    files, tower = json_files(folder), shape.vision.tower
+    files, vision = json_files(folder), shape.vision
     raw, where = files("preprocessor_config.json"), folder / "preprocessor_config.json"
+    whole = files("processor_config.json") or {}
     if raw is None:
-        raw, where = files("processor_config.json"), folder / "processor_config.json"
-        raw = None if raw is None else raw.get("image_processor")
+        raw, where = whole.get("image_processor"), folder / "processor_config.json"
     if not isinstance(raw, dict):
         raise ModelError(f"{folder / 'preprocessor_config.json'} is missing: download it, too")
     fields = Fields(shape.architecture, raw, {}, str(where))
-    for name in _STEPS:
+    crops = vision.fit == "crop"
+    for name in _STEPS + crops * ("do_center_crop",):
         if fields.get(name) not in (None, True):
             raise fields.refused(f"{name} is {fields.get(name)!r}: only true is served")
+    if (crops and fields.get("do_pad")) or (not crops and fields.get("do_center_crop")):
+        raise fields.refused(f"do_pad or do_center_crop is true: {shape.architecture} is served without")
     if fields.get("resample") not in (None, _BICUBIC):
         raise fields.refused(
             f"resample is {fields.get('resample')!r}: only {_BICUBIC} (bicubic) is served"
@@ -38,6 +44,26 @@ def read_processor(folder: Path, shape: Definition) -> PictureSettings:
     factor = fields.get("rescale_factor")
     if factor is not None and not math.isclose(fields.number("rescale_factor"), 1 / 255):
         raise fields.refused(f"rescale_factor is {factor!r}: only 1/255 is served")
+    least, most = _SIZES[vision.fit](fields, vision.tower)
+    ends = _row_ends(folder, whole, vision) if vision.lined else ()
+    return PictureSettings(
+        patch=vision.tower.patch,
+        unit=vision.tower.unit,
+        least=least,
+        most=most,
+        mean=_three(fields, "image_mean"),
+        std=_three(fields, "image_std"),
+        before=vision.before,
+        after=ends[1:] or vision.after,
+        token=vision.token,
+        model=shape.architecture,
+        fit=vision.fit,
+        between=ends[:1],
+    )
+
+
+def _area(fields: Fields, tower: TowerSettings) -> tuple[int, int]:
+    """The least and the most pixels of a picture."""
     for name, ours in (
         ("patch_size", tower.patch), ("merge_size", tower.merge), ("temporal_patch_size", tower.frames),
     ):  # fmt: skip
@@ -48,18 +74,46 @@ def read_processor(folder: Path, shape: Definition) -> PictureSettings:
     most = size.integer("longest_edge", most=MOST_PIXELS)
     if least > most:
         raise fields.refused(f"size: shortest_edge {least} is more than longest_edge {most}")
-    return PictureSettings(
-        patch=tower.patch,
-        unit=tower.unit,
-        least=least,
-        most=most,
-        mean=_three(fields, "image_mean"),
-        std=_three(fields, "image_std"),
-        before=shape.vision.before,
-        after=shape.vision.after,
-        token=shape.vision.token,
-        model=shape.architecture,
-    )
+    return least, most
+
+
+def _longest(fields: Fields, tower: TowerSettings) -> tuple[int, int]:
+    """Those of a token, and of a square with sides as long as may be."""
+    longest = fields.inside("size").integer("longest_edge", most=_MOST_LONGEST)
+    return tower.unit**2, longest**2
+
+
+def _crop(fields: Fields, tower: TowerSettings) -> tuple[int, int]:
+    """Both are those of the square that the tower has learned positions of."""
+    sides = set[int]()
+    for name, edges in (("size", ("shortest_edge",)), ("crop_size", ("height", "width"))):
+        given = fields.get(name)
+        if isinstance(given, int):  # as older files say it
+            sides.add(given)
+        else:
+            sides |= {fields.inside(name).integer(edge, most=_MOST_LONGEST) for edge in edges}
+    if len(sides) > 1 or tower.side != (side := min(sides)):
+        raise fields.refused(f"size and crop_size are {sorted(sides)}: the tower has {tower.side}")
+    return side**2, side**2
+
+
+_SIZES = {"area": _area, "longest": _longest, "crop": _crop}
+
+
+def _row_ends(folder: Path, whole: dict[str, Any], vision: Vision) -> tuple[int, int]:
+    """The tokens behind a picture's rows, and behind its last one."""
+    tower, where = vision.tower, folder / "processor_config.json"
+    for name, ours in (("patch_size", tower.patch), ("spatial_merge_size", tower.merge)):
+        if whole.get(name) not in (None, ours):
+            raise ModelError(f"{where}: {name} is {whole[name]!r}: the tower has {ours}")
+    added = (json_files(folder)("tokenizer.json") or {}).get("added_tokens")
+    ids = {each.get("content"): each.get("id") for each in added or () if isinstance(each, dict)}
+    found = [ids.get(whole.get(name, default)) for name, default in _ROW_ENDS.items()]
+    first, last = (each if isinstance(each, int) and 0 <= each < FIRST else None for each in found)
+    if first is None or last is None:
+        raise ModelError(f"{folder / 'tokenizer.json'}: added_tokens has not the tokens that end a "
+                         f"picture's rows, {' and '.join(_ROW_ENDS.values())}")  # fmt: skip
+    return first, last
 
 
 def _three(fields: Fields, name: str) -> tuple[float, float, float]:

@@ -1,10 +1,11 @@
-"""Mistral: Llama's layers, with a window in all of them or in none. Mistral 3 and Small 4: text."""
+"""Mistral: Llama's layers, with a window in all or in none. Small 3 and 4 have Pixtral's tower."""
 
 from ramify.gpu.models.definition import Definition, LayerSettings
 from ramify.gpu.models.families import mistral4
 from ramify.gpu.models.fields import Fields
 from ramify.gpu.models.parts import COMMON, Family, attention, decoder, dense, windows
 from ramify.gpu.models.rope import rope
+from ramify.gpu.models.towers import pixtral_vision
 
 DEFAULTS = COMMON | {
     "vocab_size": 32000,
@@ -29,8 +30,8 @@ def define(fields: Fields) -> Definition:
 
 
 _WHOLE = ("Mistral3ForConditionalGeneration", "mistral3")
-_SMALL_4 = Family(*_WHOLE, mistral4.DEFAULTS, mistral4.define, text="mistral4")
+_SMALL_4 = Family(*_WHOLE, mistral4.DEFAULTS, mistral4.define, text="mistral4", vision=pixtral_vision)
 FAMILIES = (
     Family("MistralForCausalLM", "mistral", DEFAULTS, define),
-    Family(*_WHOLE, DEFAULTS, define, text="mistral", other=_SMALL_4),
+    Family(*_WHOLE, DEFAULTS, define, text="mistral", other=_SMALL_4, vision=pixtral_vision),
 )

@@ -9,7 +9,6 @@ from ramify.gpu.models.definition import (
     FeedForwardSettings,
     LayerSettings,
     MixerSettings,
-    Vision,
 )
 from ramify.gpu.models.fields import Fields
 from ramify.gpu.models.parts import (
@@ -25,6 +24,7 @@ from ramify.gpu.models.parts import (
 from ramify.gpu.models.rope import sectioned_rope
 from ramify.gpu.models.towers import qwen_vision
 from ramify.gpu.ops.experts import RouterSettings
+from ramify.gpu.vision.tower import Vision
 
 _DEFAULTS = COMMON | {
     "vocab_size": 248320,

@@ -6,13 +6,13 @@ from ramify.gpu.models.definition import (
     FeedForwardSettings,
     LayerSettings,
     TensorNames,
-    Vision,
 )
 from ramify.gpu.models.families.qwen import sparse_layers
 from ramify.gpu.models.fields import Fields
 from ramify.gpu.models.parts import COMMON, Family, attention, decoder, dense, layer_count
 from ramify.gpu.models.rope import sectioned_rope
 from ramify.gpu.models.towers import qwen_vision
+from ramify.gpu.vision.tower import Vision
 
 _DEFAULTS = COMMON | {
     "vocab_size": 151936,

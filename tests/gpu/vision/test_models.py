@@ -1,6 +1,8 @@
 """Models with pictures against transformers, through the executor, with random weights in float32."""
 
 import json
+import re
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,11 @@ from ramify.protocol.pictures import (
     Picture,
     PictureSettings,
     PlacedPicture,
+    box,
     fitted,
+    placed,
     placeholders,
+    words,
 )
 from ramify.protocol.plan import ExtendRow, pack, unpack
 
@@ -75,21 +80,48 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def save(folder: Path, case: str) -> Any:
-    """A random model, saved and returned."""
+_PLAIN = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2}
+_PLAIN |= {"patch_size": 4}
+_COLOURS = {"image_mean": [0.48, 0.45, 0.4], "image_std": [0.26, 0.27, 0.28]}
+ROW_ENDS = [{"id": 154, "content": "[IMG_BREAK]"}, {"id": 155, "content": "[IMG_END]"}]
+OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llava": ("Llava", {"model_type": "llama"}, {"model_type": "clip_vision_model", "image_size": 16}),
+    "mistral3": (
+        "Mistral3", {"model_type": "mistral", "sliding_window": None, "rms_norm_eps": 1e-5},
+        {"model_type": "pixtral", "hidden_act": "silu", "image_size": 64},
+    ),
+}  # fmt: skip
+OTHER_PARTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "llava": (
+        _PLAIN, {"image_token_index": 150},
+        _COLOURS | {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}},
+    ),
+    "mistral3": (
+        _PLAIN, {"image_token_index": 150, "tie_word_embeddings": False},
+        _COLOURS | {"size": {"longest_edge": 64}},
+    ),
+}  # fmt: skip
+
+
+def save(folder: Path, case: str, **more: Any) -> Any:
+    """A random model, saved and returned. `more`: of its text part."""
     import transformers
 
     torch.manual_seed(7)
-    name, text, tower = CASES[case]
+    name, text, tower = (CASES | OTHERS)[case]
+    own, ids, processor = (TOWER, IDS, PROCESSOR) if case in CASES else OTHER_PARTS[case]
     config = getattr(transformers, f"{name}Config")(
-        text_config=TEXT | text, vision_config=TOWER | tower, **IDS
+        text_config=TEXT | text | more, vision_config=own | tower, **ids
     )
     model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
     for name, weight in model.named_parameters():
-        if "visual" in name or name.endswith(("norm.weight", ".bias")):
-            torch.nn.init.normal_(weight, 1.0 if "norm" in name and "weight" in name else 0.0, 0.2)
+        if re.search("visual|vision|projector", name) or name.endswith(("norm.weight", ".bias")):
+            about = 1.0 if "norm" in name and "weight" in name else 0.0
+            torch.nn.init.normal_(weight, about, 0.2)
     model.save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    if not (folder / "tokenizer.json").exists():
+        (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": ROW_ENDS}))
     return model
 
 
@@ -105,38 +137,54 @@ def swap_experts(file: Path) -> None:
 def pictures(settings: PictureSettings, *sizes: tuple[int, int]) -> list[Picture]:
     draw, found = np.random.default_rng(5), []
     for size in sizes:
-        width, height = fitted(*size, settings)
+        left, top, right, bottom = box(*fitted(*size, settings), settings)
+        width, height = right - left, bottom - top
         found.append(Picture(width, height, draw.bytes(3 * width * height)))
     return found
 
 
 def prompt(settings: PictureSettings, given: Sequence[Picture]) -> tuple[list[int], list[PlacedPicture]]:
     """Text, each picture, and text behind it, as a plan names them."""
-    tokens, placed = [5, 6, 7], []
+    tokens, shown = [5, 6, 7], []
     for number, picture in enumerate(given):
-        ids = placeholders(picture, settings)
-        tokens += settings.before
-        sizes = picture.height // settings.unit, picture.width // settings.unit
-        placed.append(PlacedPicture(len(tokens), *sizes, pack(ids[:8]), picture))
-        tokens += [settings.token] * len(ids) + [*settings.after, 20 + number, 30, 41]
-    return tokens, placed
+        own = array("i", [*settings.before, *placeholders(picture, settings), *settings.after])
+        shown.append(placed(len(tokens), own, picture, settings))
+        tokens += [*unpack(words(own.tobytes(), settings)), 20 + number, 30, 41]
+    return tokens, shown
+
+
+def normalised(picture: Picture, settings: PictureSettings) -> torch.Tensor:
+    """float32[3, height, width]."""
+    shape = picture.height, picture.width, 3
+    values = torch.tensor(np.frombuffer(picture.pixels, np.uint8)).view(shape) / 255
+    return ((values - torch.tensor(settings.mean)) / torch.tensor(settings.std)).permute(2, 0, 1)
 
 
 def reference(
     model: Any, settings: PictureSettings, tokens: list[int], given: Sequence[Picture], n: int
 ) -> list[int]:
     patches, ids = Patches(settings), torch.tensor([tokens])
+    seen: dict[str, Any] = {}
+    if settings.fit == "area":
+        seen["mm_token_type_ids"] = (ids == settings.token).int()
+        seen["pixel_values"] = torch.cat([patches.cut(each) for each in given])
+        seen["image_grid_thw"] = torch.tensor([[1, *patches.grid(each)] for each in given])
+    else:
+        high, wide = max(each.height for each in given), max(each.width for each in given)
+        seen["pixel_values"] = torch.zeros(len(given), 3, high, wide)
+        for values, each in zip(seen["pixel_values"], given, strict=True):
+            values[:, : each.height, : each.width] = normalised(each, settings)
+    if settings.fit == "longest":
+        seen["image_sizes"] = torch.tensor([[each.height, each.width] for each in given])
     with torch.inference_mode():
         output = model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False,
-            pad_token_id=0, eos_token_id=None, mm_token_type_ids=(ids == settings.token).int(),
-            pixel_values=torch.cat([patches.cut(each) for each in given]),
-            image_grid_thw=torch.tensor([[1, *patches.grid(each)] for each in given]),
+            pad_token_id=0, eos_token_id=None, **seen,
         )  # fmt: skip
     return output[0, len(tokens) :].tolist()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES | OTHERS)
 def test_pictures_agree_with_transformers(case: str, tmp_path: Path, drive: Any, device: str) -> None:
     """Several pictures of odd sizes; a prompt in chunks that end inside of one; a prefix with pictures
     that is there already, whose pixels nobody brings again."""
@@ -146,12 +194,12 @@ def test_pictures_agree_with_transformers(case: str, tmp_path: Path, drive: Any,
     d = drive(tmp_path, dtype="float32")
     settings = d.executor.info.pictures
     given = pictures(settings, (37, 61), (90, 17), (23, 23))
-    tokens, placed = prompt(settings, given)
+    tokens, shown = prompt(settings, given)
     expected = reference(model, settings, tokens, given, 12)
 
-    def run(row: int, chunks: Sequence[int], cached: int, shown: list[PlacedPicture]) -> list[int]:
+    def run(row: int, chunks: Sequence[int], cached: int, those: list[PlacedPicture]) -> list[int]:
         pages = [*d.pages(0, cached), *d.pages(100 + 200 * row, len(tokens) + 12)]
-        d.step(opens=[d.open(row, pages, cached=cached, pictures=shown)])
+        d.step(opens=[d.open(row, pages, cached=cached, pictures=those)])
         output: list[int] = []
         ends = [*chunks, len(tokens)]
         for start, end in zip([cached, *chunks], ends, strict=True):
@@ -160,8 +208,8 @@ def test_pictures_agree_with_transformers(case: str, tmp_path: Path, drive: Any,
             output += unpack(result.tokens)
         return output + d.decode([row], 11)[row]
 
-    assert run(0, [], 0, placed) == expected
-    assert run(1, [placed[0].start + 3, placed[1].stop - 1], 0, placed) == expected
+    assert run(0, [], 0, shown) == expected
+    assert run(1, [shown[0].start + 3, shown[1].stop - 1], 0, shown) == expected
 
 
 def test_kernels_agree_with_transformers(
@@ -174,8 +222,8 @@ def test_kernels_agree_with_transformers(
     d = drive(tmp_path, attention="triton", dtype="float32")
     settings = d.executor.info.pictures
     given = pictures(settings, (32, 16))
-    tokens, placed = prompt(settings, given)
-    opens, ends = [d.open(0, d.pages(0, 64), pictures=placed)], [5, placed[0].stop - 1, placed[0].stop]
+    tokens, shown = prompt(settings, given)
+    opens, ends = [d.open(0, d.pages(0, 64), pictures=shown)], [5, shown[0].stop - 1, shown[0].stop]
     for start, end in zip([0, *ends], ends, strict=False):
         extend = ExtendRow(0, start, pack(tokens[start:end]), False)
         d.step(opens=opens, extends=[extend])
@@ -189,15 +237,15 @@ def test_a_tower_runs_once_for_a_picture(tmp_path: Path, drive: Any) -> None:
     d = drive(tmp_path)
     settings = d.executor.info.pictures
     given = pictures(settings, (40, 40), (40, 40), (16, 80))
-    tokens, placed = prompt(settings, given)
-    opens = [d.open(row, d.pages(200 * row, len(tokens)), pictures=placed) for row in range(2)]
+    tokens, shown = prompt(settings, given)
+    opens = [d.open(row, d.pages(200 * row, len(tokens)), pictures=shown) for row in range(2)]
     extends = [ExtendRow(row, 0, pack(tokens), True) for row in range(2)]
     result = d.executor.launch(d.plan(opens=opens, extends=extends)).result()
     assert result.towers == 3
     first, second = unpack(result.tokens)
     assert first == second
-    plain = [PlacedPicture(each.start, each.rows, each.columns, each.key) for each in placed]
-    half = placed[1].start + 2
+    plain = [PlacedPicture(each.start, each.rows, each.columns, each.key) for each in shown]
+    half = shown[1].start + 2
     again = d.plan(
         opens=[d.open(2, [*d.pages(0, half), *d.pages(600, 200)], cached=half, pictures=plain)],
         extends=[ExtendRow(2, half, pack(tokens[half:]), True)],

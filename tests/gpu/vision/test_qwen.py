@@ -56,8 +56,11 @@ def towers() -> tuple[torch.nn.Module, QwenTower]:
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     ours = QwenTower(
-        QwenTowerSettings(4, 32, 2, 48, 16, 2, 2, 25, 24, (0, 2), "tanh", 10_000.0), torch.float32,
-        torch.device("cpu"),
+        QwenTowerSettings(
+            layers=4, hidden=32, heads=2, intermediate=48, patch=16, merge=2, frames=2, places=25,
+            output=24, deep=(0, 2), activation="tanh", theta=10_000.0,
+        ),
+        torch.float32, torch.device("cpu"),
     )  # fmt: skip
     given = {f"model.visual.{name}": value for name, value in theirs.state_dict().items()}
     views = ours.weights()

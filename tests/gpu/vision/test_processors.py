@@ -1,0 +1,121 @@
+"""What becomes of pixels, against the processors of `transformers`, bit for bit in float32."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ramify.actors.tokenizer.picture_program import decoded
+from ramify.gpu.models.config import read_config
+from ramify.gpu.vision.patches import Patches
+from ramify.gpu.vision.processor import read_processor
+from ramify.protocol.errors import ModelError
+from ramify.protocol.pictures import PictureDone, PictureRefused, PictureSettings, placed, words
+from ramify.protocol.plan import unpack
+from tests.gpu.vision.test_models import OTHER_PARTS, OTHERS, ROW_ENDS, TEXT
+
+SIZES = [(64, 64), (33, 97), (200, 31), (500, 300), (65, 257), (63, 129)]
+
+
+def saved(
+    folder: Path, case: str, whole: dict[str, Any] | None = None, **changed: Any
+) -> PictureSettings:
+    """Those of a checkpoint. `whole`: of its config.json; `changed`: of its processor."""
+    name, text, tower = OTHERS[case]
+    own, ids, processor = OTHER_PARTS[case]
+    config = {"architectures": [f"{name}ForConditionalGeneration"], "model_type": name.lower(), **ids}
+    config |= {"text_config": TEXT | text, "vision_config": own | tower} | (whole or {})
+    for file, values in (
+        ("config", config), ("preprocessor_config", processor | changed),
+        ("tokenizer", {"added_tokens": ROW_ENDS}),
+    ):  # fmt: skip
+        (folder / f"{file}.json").write_text(json.dumps(values))
+    return read_processor(folder, read_config(folder))
+
+
+def seen(source: Image.Image, settings: PictureSettings) -> PictureDone:
+    out = io.BytesIO()
+    source.save(out, "PNG")
+    done = decoded(out.getvalue(), settings)
+    assert isinstance(done, PictureDone), done
+    return done
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_pixels_are_those_of_transformers_bit_for_bit(case: str, tmp_path: Path) -> None:
+    from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+    settings = saved(tmp_path, case)
+    made: Any = LlavaImageProcessorPil if case == "llava" else PixtralImageProcessorPil
+    more = {"patch_size": {"height": settings.unit, "width": settings.unit}}
+    processor = made(**OTHER_PARTS[case][2], **({} if case == "llava" else more))
+    patches, merge, patch = Patches(settings, 1), settings.unit // settings.patch, settings.patch
+    for number, (width, height) in enumerate(SIZES):
+        draw = np.random.default_rng(number)
+        source = Image.fromarray(draw.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        expected = processor(source, return_tensors="np")["pixel_values"][0]
+        picture = seen(source, settings).picture
+        rows, columns = patches.grid(picture)
+        assert expected.shape == (3, rows * patch, columns * patch)
+        parts = expected.reshape(3, rows // merge, merge, patch, columns // merge, merge, patch)
+        cut = parts.transpose(1, 4, 2, 5, 0, 3, 6).reshape(rows * columns, -1)
+        assert np.array_equal(patches.cut(picture).numpy(), cut)
+
+
+def test_rows_end_as_transformers_ends_them(tmp_path: Path) -> None:
+    settings = saved(tmp_path, "mistral3")
+    done = seen(Image.new("RGB", (90, 17)), settings)
+    rows, columns = done.picture.height // 8, done.picture.width // 8
+    tokens = [*unpack(words(done.ids, settings)), *settings.after]
+    assert tokens == [*([*([150] * columns), 154] * rows)[:-1], 155]
+    found = placed(7, unpack(done.ids), done.picture, settings)
+    assert (found.stop, found.rows, found.columns) == (7 + len(tokens) - 1, rows, columns)
+    assert [found.shown(found.start + at) for at in range(len(tokens))] == [
+        sum(each == 150 for each in tokens[:at]) for at in range(len(tokens))
+    ]
+    refused = decoded(done.picture.pixels[:9], settings)
+    assert isinstance(refused, PictureRefused)
+
+
+@pytest.mark.parametrize(
+    ("case", "changed", "why"),
+    [
+        ("llava", {"crop_size": {"height": 16, "width": 24}}, "the tower has 16"),
+        ("llava", {"size": {"shortest_edge": 1 << 20}}, "shortest_edge is 1048576"),
+        ("llava", {"do_pad": True}, "do_pad"),
+        ("llava", {"do_center_crop": False}, "do_center_crop is False"),
+        ("mistral3", {"size": {"height": 64, "width": 64}}, "longest_edge is None"),
+        ("mistral3", {"do_center_crop": True}, "do_center_crop"),
+        ("mistral3", {"resample": 2}, "resample is 2"),
+    ],
+)
+def test_settings_that_are_not_served(case: str, changed: Any, why: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=why):
+        saved(tmp_path, case, **changed)
+
+
+@pytest.mark.parametrize(
+    ("case", "changed", "why"),
+    [
+        ("llava", {"vision_feature_layer": [-2, -5]}, "vision_feature_layer"),
+        ("llava", {"vision_feature_select_strategy": "full"}, "select_strategy"),
+        ("llava", {"vision_config": {"model_type": "siglip_vision_model"}}, "siglip_vision_model"),
+        ("mistral3", {"vision_config": {"patch_size": 0}}, "patch_size is 0"),
+        ("mistral3", {"projector_hidden_act": "relu"}, "projector_hidden_act is 'relu'"),
+    ],
+)
+def test_towers_that_are_not_served(case: str, changed: Any, why: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=why):
+        saved(tmp_path, case, changed)
+
+
+def test_row_ends_that_the_tokenizer_has_not(tmp_path: Path) -> None:
+    saved(tmp_path, "mistral3")
+    (tmp_path / "tokenizer.json").write_text('{"added_tokens": [{"id": 9, "content": "[IMG_BREAK]"}]}')
+    with pytest.raises(ModelError, match=r"\[IMG_END\]"):
+        read_processor(tmp_path, read_config(tmp_path))
