@@ -90,16 +90,30 @@ def build(spec: ExecutorSpec, progress: ProgressCallback) -> Executor:
             return executor
 
 
+class UntilRead(ModuleType):
+    """Stands for a module while others are imported; the first name that is read of it imports it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what the import system looks for
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
 def _import_torch() -> None:
-    """Without what its tracers alone need, a third of its import: that comes when it is asked for."""
+    """Without what its tracers alone need, a third of its import: that comes when it is asked for.
+
+    A torch that reads names of that module while it is imported gets it at once, and gains nothing.
+    """
     if "torch" in sys.modules:
         return
-    left_out = ModuleType(_TRACING)
-    sys.modules[_TRACING] = left_out
+    left_out = sys.modules[_TRACING] = UntilRead(_TRACING)
     try:
         torch = importlib.import_module("torch")
     finally:
-        del sys.modules[_TRACING]
+        if sys.modules.get(_TRACING) is left_out:
+            del sys.modules[_TRACING]
     name = _TRACING.rpartition(".")[2]
     if getattr(torch, name, None) is left_out:
         delattr(torch, name)
