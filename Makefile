@@ -20,7 +20,7 @@ ENGINE := src/ramify-engine
 PAGE := clients/web/page
 PAGE_TOOLS := $(if $(shell command -v npm 2>/dev/null),$(PAGE)/node_modules/.package-lock.json)
 
-.PHONY: serve test check check-web format clean page
+.PHONY: serve setup test check lint types pyright imports check-web format clean page
 
 # Serve a model (the bundled one, or MODEL=DIR) with the browser chat at http://HOST:PORT/
 serve: $(SERVING)
@@ -33,13 +33,24 @@ test: $(TESTING) $(PAGE_TOOLS)
 	$(if $(PAGE_TOOLS),,@echo "No npm here: the chat page is not tested, nor compared with its sources.")
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
-# What CI runs after the tests: lint, format, types, import rules
-check: $(TESTING)
+# What the tests need, without running them
+setup: $(TESTING) $(PAGE_TOOLS)
+
+# What CI runs after the tests: lint, format, types, import rules. `make -j2 -O check`: two of them at a time
+check: types pyright imports lint
+
+lint: $(TESTING)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(TESTING)
 	$(BIN)/mypy
 	$(BIN)/mypy tests/clients/program/typed.py
+
+pyright: $(TESTING)
 	$(BIN)/pyright
+
+imports: $(TESTING)
 	$(BIN)/lint-imports
 
 # The JavaScript client: types, then tests. Needs Node 20 and npm, which fetches TypeScript and the AI SDK

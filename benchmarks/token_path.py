@@ -182,8 +182,10 @@ async def measure(folder: Path, count: int) -> tuple[Way, Way, Way, Way]:
                 await done
             deltas.append(first_delta(begun.events))
         await socket.end_session()
-        # what happens beside a chat by chance (compile workers, timers) is no part of its way
-        chatted = min([await chat(engine.port) for _ in range(CHATS)], key=lambda way: len(way.files))
+        chats = [await chat(engine.port) for _ in range(CHATS)]
+    # what happens beside a chat by chance (compile workers, timers) is not in the way of each
+    ways = set.intersection(*(set(each.files) for each in chats))
+    chatted = Way([call for call in chats[-1].calls if call.file in ways])
     found = tokens(tracer.events)
     if len(found) < count // 2:
         raise RuntimeError(f"{len(found)} of {count} tokens had a frame of their own: a busy machine")

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.amount import ALL
+from tests.forked_children import forked_children
 from tests.servers import Server, emptied, running_postgres, running_redis
 
 if not os.path.exists("/dev/nvidiactl"):  # before anything imports triton
@@ -61,6 +62,13 @@ def _state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Servers that tests start with a port of their own save sessions here, not in the user's home."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def children_are_forked() -> Iterator[None]:
+    """For folders whose tests run engines: see `tests/forked_children.py`."""
+    with pytest.MonkeyPatch.context() as patch, forked_children(patch):
         yield
 
 

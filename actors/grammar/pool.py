@@ -8,6 +8,9 @@ of a job counts from its arrival, so each has an answer by then, however many ho
 it. A job for which nobody waits any more is taken from the queue; one that runs goes on, as its result
 may be asked for again, unless others wait for its worker.
 
+A worker is started when there are more jobs than workers, and in any case AHEAD_SECONDS after `run` has
+begun: until then the server's start has the cores for itself.
+
 It does not know what a constraint means.
 """
 
@@ -43,6 +46,7 @@ from ramify.protocol.errors import ConstraintError, Overloaded
 
 PROGRAM = "ramify.actors.grammar.compile_program"
 START_SECONDS = 30.0
+AHEAD_SECONDS = 3.0  # after which workers are started though no job has come
 SOON_SECONDS = 0.02
 ENOUGH = 0.5  # of a job's time: who had less because it waited is not found guilty
 GRACE_SECONDS = 0.25  # that a job may run though nobody wants it and others wait
@@ -230,6 +234,10 @@ class CompilePool:
 
     async def _keep_worker(self, number: int) -> None:
         """The server does without them if need be, so they are started again without an end."""
+        with anyio.move_on_after(AHEAD_SECONDS):
+            while len(self._under_way) <= number:
+                self._news.clear()
+                await self._news.wait()
         name = f"compile worker {number}"
         await keep(partial(self._work, name), Attempts(name, Policy(trials=None, attempts=None)))
 

@@ -27,6 +27,23 @@ from ramify.actors.links.link import Link, open_link
 PARTING_SECONDS = 1.0  # between the end of the link and the end of the process
 
 
+async def spawn(
+    module: str, arguments: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]
+) -> asyncio.subprocess.Process:
+    """Start Python with a module as its program, which inherits `fds`. Raises OSError."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",  # the working directory has no modules
+        "-m",
+        module,
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        pass_fds=fds,
+        env=environment,
+        start_new_session=True,  # Ctrl-C reaches the engine only, which then stops it
+    )
+
+
 class ChildProcess(Generic[Out, In]):
     """A started process. `link`: the way to it. `killed`: whether it had to be."""
 
@@ -67,16 +84,11 @@ class ChildProcess(Generic[Out, In]):
         process: asyncio.subprocess.Process | None = None
         try:
             with theirs, anyio.CancelScope(shield=True):  # cancelled in the midst it would be nobody's
-                python = sys.executable, "-P", "-m", module  # `-P`: the working directory has no modules
-                handed = str(theirs.fileno()), str(lifeline), log
-                process = await asyncio.create_subprocess_exec(
-                    *python,
-                    *handed,
-                    *arguments,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(), lifeline, *inherit),
-                    env=None if environment is None else {**os.environ, **environment},
-                    start_new_session=True,  # Ctrl-C reaches the engine only, which then stops it
+                process = await spawn(
+                    module,
+                    (str(theirs.fileno()), str(lifeline), log, *arguments),
+                    (theirs.fileno(), lifeline, *inherit),
+                    {**os.environ, **(environment or {})},
                 )
         except BaseException:
             ours.close()

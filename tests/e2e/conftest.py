@@ -52,6 +52,10 @@ Message = dict[str, Any]
 Found = Callable[[Message], bool]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _children(children_are_forked: None) -> None: ...
+
+
 async def eventually(condition: Callable[[], bool], what: str) -> None:
     """Wait for something that no message tells."""
     async with asyncio.timeout(PATIENCE):

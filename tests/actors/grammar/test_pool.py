@@ -51,6 +51,22 @@ def pids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+async def test_workers_are_started_for_jobs_or_a_while_later(
+    pids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(PoolLimits(workers=2)) as pool:
+        await asyncio.sleep(0.05)
+        assert not pids
+        await asyncio.gather(*(pool.compile(regex("a"), Owner("x")) for _ in range(2)))
+        assert len(pids) == 1  # both wait for one job
+    pids.clear()
+    monkeypatch.setattr("ramify.actors.grammar.pool.AHEAD_SECONDS", 0.05)
+    async with running(PoolLimits(workers=2)):
+        with anyio.fail_after(60):
+            while len(pids) < 2:
+                await asyncio.sleep(0.01)
+
+
 async def test_names_share_no_result_and_no_job() -> None:
     """Else the time of an answer tells one what another asked for."""
     async with running() as pool:

@@ -1,0 +1,180 @@
+"""The processes of an engine in a test's process are forked from one that has imported what they run.
+
+A fresh Python takes half a second of CPU to import a gateway or an executor: most of what many tests
+take. What the processes do is the same. Those of a server (`ramify serve` in a test) are started fresh.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
+
+MODULES = (
+    "ramify.actors.gateway_program",
+    "ramify.actors.executor.executor_program",
+    "ramify.actors.grammar.compile_program",
+    "ramify.actors.cluster.replica",
+)
+MOST_BYTES = 1 << 18  # of a request: arguments and the environment
+MOST_FDS = 64
+HIGH = 512  # descriptors wait above it until their places are free
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Source:
+    """The process that others are forked from."""
+
+    def __init__(self) -> None:
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", __file__, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self.path = os.environ.get("PYTHONPATH")
+        assert self._link.recv(32) == b"ready"
+
+    def close(self) -> None:
+        self._link.close()
+        self._process.wait(60)
+
+    def start(
+        self, module: str, arguments: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]
+    ) -> "Forked":
+        """Run `module` with descriptors at the same numbers as here."""
+        request = json.dumps([module, list(arguments), list(fds), dict(environment), os.getcwd()])
+        prctl = ctypes.CDLL(None).prctl
+        prctl(PR_SET_CHILD_SUBREAPER, 1)  # its parent ends at once: it becomes a child of this process
+        try:
+            socket.send_fds(self._link, [request.encode()], [1, 2, *fds])
+            pid = int(self._link.recv(32))
+        finally:
+            prctl(PR_SET_CHILD_SUBREAPER, 0)
+        return Forked(pid)
+
+
+class Forked:
+    """What `ChildProcess` needs of an `asyncio.subprocess.Process`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._loop = asyncio.get_running_loop()
+        self._status: asyncio.Future[int] = self._loop.create_future()
+        self._pidfd = os.pidfd_open(pid)
+        self._loop.add_reader(self._pidfd, self._ended)
+
+    def _ended(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._status.set_result(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
+
+    @property
+    def returncode(self) -> int | None:
+        return self._status.result() if self._status.done() else None
+
+    def kill(self) -> None:
+        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._status)
+
+
+@contextmanager
+def forked_children(patch: "pytest.MonkeyPatch") -> Iterator[None]:
+    """Processes of `MODULES` are forked meanwhile."""
+    from ramify.actors.processes import child_process
+
+    source = Source()
+    fresh = child_process.spawn
+
+    async def spawn(
+        module: str, arguments: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]
+    ) -> Any:
+        # another path might have other modules
+        if module not in MODULES or environment.get("PYTHONPATH") != source.path:
+            return await fresh(module, arguments, fds, environment)
+        return source.start(module, arguments, fds, environment)
+
+    patch.setattr(child_process, "spawn", spawn)
+    try:
+        yield
+    finally:
+        source.close()
+
+
+# --- in the process that is forked from -----------------------------------------------------------
+
+
+def _next(control: socket.socket) -> tuple[Any, list[int]]:
+    """Fork for each request. Returns in the forked processes only: the request, and its descriptors."""
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, MOST_BYTES, MOST_FDS)
+        if not data:
+            os._exit(0)
+        reading, writing = os.pipe()
+        parent = os.fork()
+        if not parent:
+            if pid := os.fork():
+                os.write(writing, str(pid).encode())
+                os._exit(0)
+            control.close()
+            os.close(reading)
+            os.close(writing)
+            return json.loads(data), fds
+        os.close(writing)
+        os.waitpid(parent, 0)
+        control.send(os.read(reading, 32))
+        for fd in (reading, *fds):
+            os.close(fd)
+
+
+def _be(request: Any, fds: list[int]) -> None:
+    """Be as a process that was started fresh."""
+    module, arguments, places, environment, folder = request
+    os.setsid()
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+    for place, fd in zip((1, 2, *places), high, strict=True):
+        os.dup2(fd, place)
+        os.close(fd)
+    with contextlib.suppress(FileNotFoundError):
+        os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(control.fileno(), False)
+    for module in MODULES:
+        importlib.import_module(module)
+    for module in MODULES:
+        del sys.modules[module]
+    gc.collect()
+    gc.freeze()
+    control.send(b"ready")
+    _be(*_next(control))
+
+
+if __name__ == "__main__":
+    _main()
