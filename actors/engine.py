@@ -66,11 +66,21 @@ class EngineStatus:
         self.phase = "starting"
         self.fault: str | None = None
         self.executor: ExecutorInfo | None = None
-        self._config = config
-        self._epoch = epoch
         self._metrics = metrics
-        self._started = time.time()
-        self._version = version("ramify")  # reads files: 0.6 ms
+        server = config.server
+        self._fixed: dict[str, Any] = {  # of the body of `GET /v1/info`
+            "server": "ramify",
+            "version": version("ramify"),  # reads files: 0.6 ms
+            "protocol": [f"ramify.v{PROTOCOL_VERSION}+json", f"ramify.v{PROTOCOL_VERSION}+msgpack"],
+            "epoch": epoch,
+            "started": time.time(),
+            "limits": config.limits.wire(),
+            "sessions": {
+                "persist": server.persist if server.store else "none",
+                "days": server.store_days,
+            },
+            "mcp": sorted(server.mcp_servers),
+        }
         self.replicas: Callable[[], list[dict[str, Any]]] | None = None
         self.ranks: Callable[[], list[RankState]] = list
         self._changed: Callable[[], None] = lambda: None
@@ -95,28 +105,19 @@ class EngineStatus:
         self.fault = fault
         self._changed()
 
+    @property
+    def model(self) -> str:
+        """The name under which a ready server serves its model."""
+        assert self.executor is not None
+        return self.executor.model
+
     def info(self) -> dict[str, Any]:
         """The body of `GET /v1/info`."""
-        executor, server = self.executor, self._config.server
         more = {} if self.replicas is None else {"replicas": self.replicas()}
         if ranks := self.ranks():
             more["ranks"] = [msgspec.structs.asdict(each) for each in ranks]
-        return more | {
-            "server": "ramify",
-            "version": self._version,
-            "protocol": [f"ramify.v{PROTOCOL_VERSION}+json", f"ramify.v{PROTOCOL_VERSION}+msgpack"],
-            "epoch": self._epoch,
-            "started": self._started,
-            "ready": self.ready,
-            "phase": self.phase,
-            "model": executor.told() if executor is not None else None,
-            "limits": self._config.limits.wire(),
-            "sessions": {
-                "persist": server.persist if server.store else "none",
-                "days": server.store_days,
-            },
-            "mcp": sorted(server.mcp_servers),
-        }
+        model = self.executor.told() if self.executor is not None else None
+        return more | self._fixed | {"ready": self.ready, "phase": self.phase, "model": model}
 
     def load(self) -> dict[str, float]:
         """`pong.load`."""

@@ -323,13 +323,14 @@ def play(
     waits = [wait for place in load.places for wait in place.waited]
     marks = statistics.quantiles(waits, n=20)
     places = [sum(place.waited) for place in load.places]
+    lifecycle = sim.core.lifecycle
     return [
         f"{name} {pool.tokens / 1e6:.1f}M", str(count), f"{host / 1e6:.1f}M", policy,
         f"{60 * load.turns / options.seconds:.1f}", str(load.all),
         f"{load.found / max(1, load.could):.2f}", f"{marks[9]:.1f}", f"{marks[18]:.1f}",
         f"{max(load.newcomers, default=0.0):.1f}",
         f"{max(places) / max(1e-9, statistics.fmean(places)):.2f}",
-        f"{sim.core.computed_twice * SCALE / 1e6:.1f}M", str(sum(sim.core.retractions.values())),
+        f"{lifecycle.computed_twice * SCALE / 1e6:.1f}M", str(sum(lifecycle.retractions.values())),
     ]  # fmt: skip
 
 

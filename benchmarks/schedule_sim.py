@@ -315,11 +315,11 @@ class Simulation:
     def report(self) -> str:
         core = self.core
         computed = sum(work.prompt + work.decodes for _, work, _ in self.steps)
-        causes = ", ".join(f"{count} for {cause}" for cause, count in core.retractions.items())
+        causes = ", ".join(f"{count} for {cause}" for cause, count in core.lifecycle.retractions.items())
         return (
             f"{1e3 * self.delivered / self.now:.0f} tok/s; {len(self.steps)} steps, "
             f"device idle {self.idle:.0f} of {self.now:.0f} ms; retracted: {causes or 'none'}, "
-            f"computed twice: {core.computed_twice} of {self.delivered} tokens; "
+            f"computed twice: {core.lifecycle.computed_twice} of {self.delivered} tokens; "
             f"computed / delivered: {computed / max(1, self.delivered):.2f}"
         )
 

@@ -1,5 +1,6 @@
 """Limits on what one client may ask for. See `settings` for how a setting is declared."""
 
+from functools import lru_cache
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -73,6 +74,7 @@ class Limits(Settings, frozen=True, kw_only=True):
     client_sessions: Annotated[int, _most("sessions of one token's name")] = 1024
     client_bytes: Annotated[int, _most("bytes of host memory that those may hold")] = 1 << 30
 
+    @lru_cache(maxsize=64)  # noqa: B019 - of few values, which are frozen
     def wire(self) -> dict[str, int]:
-        """The limits as `state.limits` shows them."""
+        """The limits as `state.limits` shows them. Not to be changed."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]

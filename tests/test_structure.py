@@ -29,7 +29,7 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (315, 641),
+    "actors": (318, 642),
     "actors/cache": (19, 45),
     "actors/calls": (11, 27),
     "actors/cluster": (15, 33),
@@ -41,7 +41,7 @@ SIZES = {
     "actors/links": (6, 10),
     "actors/processes": (6, 7),
     "actors/routing": (6, 12),
-    "actors/scheduler": (20, 50),
+    "actors/scheduler": (23, 51),
     "actors/session": (48, 129),
     "actors/store": (11, 31),
     "actors/tiers": (2, 3),
@@ -54,12 +54,12 @@ SIZES = {
 # measure: bound, goal
 COUNTS = {
     "functions over complexity 20": (0, 0),
-    "files over 450 lines": (2, 0),
+    "files over 450 lines": (1, 0),
     "class names that exist twice": (0, 0),
     "floors of session/": (10, 10),
     "sequences unpacked where they are written": (0, 0),
     "private uses across objects": (19, 7),  # nine are of torch and argparse
-    "private uses in tests": (351, 0),
+    "private uses in tests": (342, 0),
 }
 
 

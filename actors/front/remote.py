@@ -32,6 +32,11 @@ class RemoteStatus:
         self.ready, self.phase, self._info = status.ready, status.phase, status.info
         self.fault, self.store = status.fault, status.store
 
+    @property
+    def model(self) -> str:
+        name: str = self._info["model"]["model"]
+        return name
+
     def info(self) -> dict[str, Any]:
         return self._info
 

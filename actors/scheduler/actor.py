@@ -107,7 +107,7 @@ class SchedulerActor:
     @property
     def down(self) -> bool:
         """Whether the executor has died and has no successor yet."""
-        return self._core.down is not None
+        return self._core.lifecycle.down is not None
 
     def resume(self, executor: Address[ExecutorMessage], info: ExecutorInfo) -> None:
         """Continue with another executor. Call it while `down`."""
@@ -134,7 +134,7 @@ class SchedulerActor:
         for event in events:
             core.handle(event, now)
         core.expire(now)
-        if core.down is not None and (renewed := core.renewed()) is not None:
+        if core.lifecycle.down is not None and (renewed := core.renewed()) is not None:
             self._cache.tell(renewed)
         while (plan := core.plan()) is not None:
             try:
@@ -152,7 +152,8 @@ class SchedulerActor:
             elif type(event) is Settled:
                 size = self._page_size
                 self._metrics.kv(event.free * size, event.evictable * size, event.referenced * size)
-        self._metrics.turn(running, waiting, core.retractions, core.computed_twice, room)
+        lifecycle = core.lifecycle
+        self._metrics.turn(running, waiting, lifecycle.retractions, lifecycle.computed_twice, room)
         deadline = core.next_deadline()
         if deadline is not None and (self._alarm_at is None or deadline < self._alarm_at):
             self._alarm_scope.cancel()

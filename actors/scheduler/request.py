@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from functools import partial
+from itertools import repeat
 from typing import Any, Literal
 
 from ramify.actors.scheduler.speculation import DraftRecord
@@ -36,7 +37,7 @@ from ramify.actors.scheduler.targets import Targets
 from ramify.protocol.errors import Code
 from ramify.protocol.messages import Commit, Finished, Progress, Submit
 from ramify.protocol.pictures import PictureSettings, PlacedPicture, words
-from ramify.protocol.plan import ExecutorInfo, MovedBlock
+from ramify.protocol.plan import ExecutorInfo, MovedBlock, StepResult, unpack
 
 Reason = Literal["stop", "length", "cancelled", "deadline", "error"]
 Level = tuple[bool, int]  # whether somebody waits for its output, priority: the greater goes first
@@ -381,3 +382,14 @@ def output_limit(submit: Submit, info: ExecutorInfo) -> int:
     """
     pool = info.pages * info.page_size
     return max(0, min(submit.max_tokens, info.context - submit.prompt, pool - submit.prompt + 1))
+
+
+def note_forced(step: SentStep, result: StepResult) -> None:
+    """Note which new tokens were forced by their rows' constraints."""
+    flags, at = result.forced, 0
+    counts = unpack(result.counts) if result.counts else repeat(1, len(step.bound))
+    for run, count in zip(step.bound, counts, strict=True):
+        if run.live and run.request.constrained:
+            run.forced += b"\0" * (len(run.out) - len(run.forced))  # of results that had none forced
+            run.forced += flags[at : at + count]
+        at += count

@@ -52,6 +52,11 @@ class Status(Protocol):
         """How the store is: while nothing can be written, `/readyz` says so, with 503."""
         ...
 
+    @property
+    def model(self) -> str:
+        """The name under which a ready server serves its model."""
+        ...
+
     def info(self) -> dict[str, Any]:
         """The body of `GET /v1/info`: builtins only."""
         ...

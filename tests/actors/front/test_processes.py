@@ -13,7 +13,7 @@ from ramify.protocol.config import EngineConfig, ModelConfig
 class StubStatus:
     """An engine that is ready, with replicas of which only `info` tells."""
 
-    ready, phase, fault, store = True, "ready", None, StoreHealth()
+    ready, phase, fault, store, model = True, "ready", None, StoreHealth(), "stub"
 
     def __init__(self) -> None:
         self.pid = 1

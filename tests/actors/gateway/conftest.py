@@ -46,6 +46,8 @@ async def response(
 class StubStatus:
     """An engine that is ready unless a test says otherwise."""
 
+    model = "stub"
+
     def __init__(self) -> None:
         self.ready = True
         self.phase = "ready"

@@ -550,7 +550,7 @@ class World:
         for event in events:
             core.handle(event, self.now)
         core.expire(self.now)
-        if core.down is not None and (renewed := core.renewed()) is not None:
+        if core.lifecycle.down is not None and (renewed := core.renewed()) is not None:
             self.cache.renew(
                 renewed.pages, renewed.state_slots or renewed.window_pages, renewed.host_blocks
             )
@@ -650,7 +650,7 @@ class World:
             assert (tenant.rows, tenant.prefilling, tenant.slots, tenant.shares) == (0, 0, 0, {})
             assert (account.held, account.foreseen) == (0, 0)
             assert (tenant.requests, tenant.lacking) == (0, 0)
-        admission = self.core._admission
+        admission = self.core.lifecycle.admission
         admission.active.expire(1 << 40)
         assert (admission.active.reserved, len(admission._memory_queue)) == (0, 0)
         assert not admission.active._rows

@@ -347,7 +347,7 @@ def test_who_finds_no_memory_though_nobody_holds_any_is_ended(world, done):
     second = w.submit(2, [2] * 6, max_tokens=40)
     if done:
         w.turn(first, second)
-        while not w.core.retractions:
+        while not w.core.lifecycle.retractions:
             w.turn(w.replies.popleft() if w.replies else w.executor.run())
     w.cache._take = lambda count: None
     w.run(CancelRequest(ident(1)) if done else second)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from ramify.actors.scheduler.core import PROGRAMS, _note_forced
-from ramify.actors.scheduler.request import SchedulerError
+from ramify.actors.scheduler.accounts import PROGRAMS
+from ramify.actors.scheduler.request import SchedulerError, note_forced
 from ramify.actors.scheduler.suspects import MOST
 from ramify.protocol.cluster import LOT
 from ramify.protocol.messages import CancelRequest, CancelSession, Submit
@@ -433,7 +433,7 @@ def test_what_ran_goes_on_with_another_executor(world, expected):
     w.result()
     assert w.replies
     w.die()
-    assert w.core.down == "it died"
+    assert w.core.lifecycle.down == "it died"
     w.turn(w.submit(4, [4]), w.submit(5, [5]), CancelRequest(R1 + 4))
     w.cache_settles()
     assert not w.executor.plans
@@ -441,10 +441,10 @@ def test_what_ran_goes_on_with_another_executor(world, expected):
     assert set(w.finished) == {R1 + 4}
     w.back()
     w.run()
-    assert w.core.down is None
+    assert w.core.lifecycle.down is None
     for request, prompt, limit in ((1, [1], 9), (2, [*range(40)], 3), (4, [4], 4)):
         assert w.output[R1 - 1 + request] == expected(prompt, 0, limit)
-    assert w.core.retractions["executor"] >= 2
+    assert w.core.lifecycle.retractions["executor"] >= 2
     w.check_idle()
 
 
@@ -492,10 +492,10 @@ def test_only_the_request_that_kills_executors_is_refused(world, expected):
     killer = R1 + 2
     w.turn(*(w.submit(i, [i], max_tokens=9, session=i) for i in (1, 2)), w.submit(3, [3], max_tokens=9))
     deaths = 0
-    while w.replies or w.executor.plans or w.core.down is not None:
+    while w.replies or w.executor.plans or w.core.lifecycle.down is not None:
         if w.replies:
             w.settled()
-        elif w.core.down is not None:
+        elif w.core.lifecycle.down is not None:
             w.back()
         elif killer in {opened.request for plan in w.executor.plans for opened in plan.opens}:
             deaths += 1
@@ -566,9 +566,9 @@ def test_deadlines_of_requests_that_ended_do_not_pile_up(world):
     w = world()
     for number in range(1, 67):
         w.run(w.submit(number, [number], deadline=1e9), CancelRequest(ident(number)))
-    assert len(w.core._deadlines) == 66
+    assert len(w.core.lifecycle.deadlines) == 66
     w.turn(w.submit(67, [67], deadline=1e9))
-    assert [number for _, number in w.core._deadlines] == [ident(67)]
+    assert [number for _, number in w.core.lifecycle.deadlines] == [ident(67)]
     w.run()
     w.check_idle()
 
@@ -593,20 +593,20 @@ def test_which_idle_sessions_are_forgotten(world):
     w.run(w.submit(1, [2], session=2, owner="two", max_tokens=1))
     w.turn(w.submit(1, [3], session=3, owner="three", max_tokens=9))
     core = w.core
-    virtual = core._admission.queue.virtual
+    virtual = core.lifecycle.admission.queue.virtual
     for session, served, own in ((1, virtual, 0), (2, virtual + 1, 0)):
         account = core.accounts[session]
         account.tenant.served, account.tenant.virtual, account.served = served, 5, 5 + own
-    core._sweep()
+    core.lifecycle.accounts.sweep()
     assert sorted(core.accounts) == [2, 3]
     assert sorted(core.tenants) == ["three", "two"]
-    assert core._sweep_at == 1024
+    assert core.lifecycle.accounts._sweep_at == 1024
     core.accounts[2].tenant.served = virtual
     core.accounts[2].served = 6
-    core._sweep()
+    core.lifecycle.accounts.sweep()
     assert sorted(core.accounts) == [2, 3]  # its tenant's other sessions have had less
     core.accounts[2].served = 5
-    core._sweep()
+    core.lifecycle.accounts.sweep()
     assert (sorted(core.accounts), sorted(core.tenants)) == ([3], ["three"])
     w.run()
     w.check_idle()
@@ -649,7 +649,7 @@ def test_forced_tokens_are_counted_where_they_stand():
     run = SimpleNamespace(
         live=True, request=SimpleNamespace(constrained=True), out=[1, 2], forced=bytearray()
     )
-    _note_forced(SimpleNamespace(bound=[run]), StepResult(1, pack([0]), pack([7]), 0, 0, forced=b"\1"))
+    note_forced(SimpleNamespace(bound=[run]), StepResult(1, pack([0]), pack([7]), 0, 0, forced=b"\1"))
     assert run.forced == b"\0\0\1"
     assert run.forced.count(1, 0, 2) == 0  # of the two that are kept
 

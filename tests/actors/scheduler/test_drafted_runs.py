@@ -100,7 +100,7 @@ def test_a_retracted_run_goes_on_where_it_was(drafting, expected):
     """The pool holds less than both: the one that gives way continues with its own numbers."""
     w = drafting(pages=48, rows=4)
     w.run(w.submit(1, max_tokens=30, seed=1), w.submit(2, [4, 5, 6], max_tokens=30, seed=2))
-    assert sum(w.core.retractions.values()) > 0
+    assert sum(w.core.lifecycle.retractions.values()) > 0
     assert w.output[R1] == expected([1, 2, 3], 1, 30)
     assert w.output[R2] == expected([4, 5, 6], 2, 30)
     for finished in w.finished.values():

@@ -157,7 +157,7 @@ def test_what_is_cancelled_leaves_the_memory_queue(world, close):
     assert len(waiting) >= 5
     for session in waiting:
         w.turn(CancelSession(session) if close else CancelRequest(ident(session)))
-    assert not len(w.core._admission._memory_queue)
+    assert not len(w.core.lifecycle.admission._memory_queue)
     w.run()
     assert all((ident(s) in w.finished) != close for s in waiting)
     w.check_idle()

@@ -228,7 +228,7 @@ def execute(w, program, expected, expected_scores, deaths=()):
                     events.append(w.executor.run())
                 if events:
                     w.turn(*events)
-    if w.core.down is not None:
+    if w.core.lifecycle.down is not None:
         w.back()
     w.run(steps=5000)
     w.now += 100.0
@@ -367,7 +367,7 @@ def test_random_returns_to_kv_that_left_the_device(world, expected, expected_sco
         died = [(dice.randrange(40), dice.randrange(3))] if seed % 3 == 0 else []
         execute(w, list(returns(dice, 40)), expected, expected_scores, died)
         loaded, lost = loaded + w.executor.loaded, lost + w.executor.lost
-        assert w.core.retractions["lost"] <= w.executor.lost
+        assert w.core.lifecycle.retractions["lost"] <= w.executor.lost
         # pages of decodes are saved at once
         assert not block_bytes or w.executor.most_moved <= loads.ALONE + options["rows"]
         most = max(most, w.executor.most_moved)
@@ -546,14 +546,14 @@ def test_random_crowds(world, expected, page_size, rows, quantum, slots, crowd, 
     least = sum(f.computed + f.output - 1 for f in w.finished.values())
     if speculation:  # what a retraction drops may be a draft, or less than was asked for
         refused = w.executor.drafted - w.executor.accepted + w.executor.absent
-        assert least <= w.executor.computed <= least + w.core.computed_twice + refused
+        assert least <= w.executor.computed <= least + w.core.lifecycle.computed_twice + refused
         return
-    assert w.executor.computed == least + w.core.computed_twice
-    retractions = sum(w.core.retractions.values())
+    assert w.executor.computed == least + w.core.lifecycle.computed_twice
+    retractions = sum(w.core.lifecycle.retractions.values())
     if slots == 600:  # nothing is evicted
-        assert w.core.computed_twice <= 2 * 16 * retractions
+        assert w.core.lifecycle.computed_twice <= 2 * 16 * retractions
     else:
-        assert w.core.computed_twice <= (2 * 16 + slots) * retractions
+        assert w.core.lifecycle.computed_twice <= (2 * 16 + slots) * retractions
 
 
 states = st.fixed_dictionaries(

@@ -28,7 +28,8 @@ def test_who_runs_nothing_does_not_wait_behind_a_crowd_that_cannot_be_served(wor
     while w.core.planner.step < when:
         w.turn(w.replies.popleft() if w.replies else w.executor.run())
     crowd = w.core.tenants["crowd"]
-    w.core._admission.queue.virtual = crowd.served + 4000  # as others leave it that were served more
+    queue = w.core.lifecycle.admission.queue
+    queue.virtual = crowd.served + 4000  # as others leave it that were served more
     w.turn(w.submit(1, [1, 2, 3] * 4, session=1000, owner="newcomer", max_tokens=5))
     assert steps_until_token(w, ident(1000), 900) <= 32 + 8  # it was 495 (rows) and more than 900
     assert crowd.rows > 1

@@ -113,10 +113,10 @@ def test_the_executor_dies_before_the_prefix_is_computed(w, expected, granted):
 def test_a_retraction_gives_nothing_up_that_was_offered(w, expected):
     """It goes on behind its prompt, which the step under way computes."""
     w.settled()
-    w.core._retract(w.core._runs[ident(1)], "memory")
+    w.core.lifecycle.retract(w.core.lifecycle.runs[ident(1)], "memory")
     w.run()
     right(w, expected, (1, 2, 3))
-    assert w.core.computed_twice <= 1 + w.info.page_size  # a decode, and the prompt's end
+    assert w.core.lifecycle.computed_twice <= 1 + w.info.page_size  # a decode, and the prompt's end
     assert sum(work for work, _ in w.executor.ran) <= 22 + 3 * w.info.page_size
 
 

@@ -73,7 +73,7 @@ def test_a_higher_priority_takes_the_row_of_the_youngest_of_the_lowest(world, ex
         w.cache_settles()
     steps(w, 3)
     assert steps_to_first_token(w, w.submit(9, [1, 9], seed=9, priority=8)) <= 3
-    assert w.core.retractions == {"priority": 1}
+    assert w.core.lifecycle.retractions == {"priority": 1}
     assert [c.request for s in w.settles for c in s.commits if c.final] == [ident(3)]
     run_out(w, expected)
 
@@ -86,7 +86,7 @@ def test_priority_needs_no_quantum_and_nothing_swings(world, expected):
     for number in range(1, 9):
         new = w.submit(number, [2, number], session=2, seed=number, max_tokens=5, priority=8)
         assert steps_to_first_token(w, new) <= 3
-    assert w.core.retractions["priority"] <= 8
+    assert w.core.lifecycle.retractions["priority"] <= 8
     run_out(w, expected)
 
 
@@ -94,7 +94,7 @@ def test_equal_and_lower_priorities_take_nothing(world, expected):
     w = crowded(world, tenants=1)
     w.turn(*fill(w, 1, 3, first=50, max_tokens=5, priority=-1))
     steps(w, 30)
-    assert not w.core.retractions
+    assert not w.core.lifecycle.retractions
     run_out(w, expected)
 
 
@@ -138,7 +138,7 @@ def test_a_higher_priority_takes_pages(world, expected):
     steps(w, 8)
     high = w.submit(9, [2, 9] * 15, session=2, seed=9, max_tokens=5, priority=2)
     assert steps_to_first_token(w, high) <= 3
-    assert w.core.retractions["priority"] >= 1
+    assert w.core.lifecycle.retractions["priority"] >= 1
     w.run()
     assert w.output[ident(9, 2)] == expected([2, 9] * 15, 9, 5)
     for number in range(1, 5):
@@ -165,10 +165,10 @@ def test_who_is_denied_does_not_hold_a_higher_priority_up(world):
 @pytest.mark.parametrize("owner", ["", "newcomer"])
 def test_a_newcomer_has_its_first_token_in_three_steps(world, expected, owner):
     w = crowded(world, tenants=5, rows=10)
-    before = w.core.retractions["fairness"]
+    before = w.core.lifecycle.retractions["fairness"]
     new = w.submit(1, [9, 1], session=9, seed=1, max_tokens=5, owner=owner)
     assert steps_to_first_token(w, new) <= 3
-    assert w.core.retractions == {"fairness": before + 1}
+    assert w.core.lifecycle.retractions == {"fairness": before + 1}
     run_out(w, expected)
 
 
@@ -183,7 +183,7 @@ def test_a_newcomer_does_not_wait_for_a_quantum(world, expected):
     assert steps_to_first_token(w, first) <= SOON + 3
     w.turn(second)
     steps(w, 10)
-    assert w.core.retractions == {"fairness": 1}
+    assert w.core.lifecycle.retractions == {"fairness": 1}
     assert second.request not in w.output
     run_out(w, expected)
 
@@ -218,15 +218,15 @@ def test_rows_come_to_rest(world, expected):
     service so far, can make another one worth it."""
     w = crowded(world, rows=12, tenants=3, quantum_steps=2)
     steps(w, 10)
-    before = w.core.retractions["fairness"]
+    before = w.core.lifecycle.retractions["fairness"]
     rows = [account.rows for account in w.core.accounts.values()]
     assert max(rows) - min(rows) <= 1
     steps(w, 8)
     assert not w.finished
-    assert w.core.retractions["fairness"] == before <= 12
+    assert w.core.lifecycle.retractions["fairness"] == before <= 12
     run_out(w, expected)
-    assert w.core.retractions["fairness"] <= 12 + len(w.finished)
-    assert w.core.computed_twice <= 2 * w.core.retractions["fairness"]
+    assert w.core.lifecycle.retractions["fairness"] <= 12 + len(w.finished)
+    assert w.core.lifecycle.computed_twice <= 2 * w.core.lifecycle.retractions["fairness"]
 
 
 def test_nobody_loses_a_row_within_its_quantum(world):
@@ -247,8 +247,8 @@ def test_more_tenants_than_rows_take_turns(world, expected):
     assert len(w.output) == 7
     run_out(w, expected)
     tokens = 7 * 80
-    assert w.core.retractions["fairness"] <= tokens / 3 / 16 * 3 + 8
-    assert w.core.computed_twice <= 2 * w.core.retractions["fairness"]
+    assert w.core.lifecycle.retractions["fairness"] <= tokens / 3 / 16 * 3 + 8
+    assert w.core.lifecycle.computed_twice <= 2 * w.core.lifecycle.retractions["fairness"]
 
 
 def test_pages_are_shared_too(world, expected):
@@ -258,7 +258,7 @@ def test_pages_are_shared_too(world, expected):
     steps(w, 12)
     new = w.submit(1, [9] * 30, session=9, seed=1, max_tokens=4)
     assert steps_to_first_token(w, new) <= 8
-    assert w.core.retractions["fairness"] >= 1
+    assert w.core.lifecycle.retractions["fairness"] >= 1
     w.run(steps=100_000)
     assert w.output[ident(1, 9)] == expected([9] * 30, 1, 4)
     for number in range(1, 13):
@@ -272,7 +272,7 @@ def test_who_holds_no_less_takes_no_pages(world):
     steps(w, 5)
     w.turn(w.submit(2, [3] * 30, session=2, max_tokens=2))
     w.run()
-    assert not w.core.retractions["fairness"]
+    assert not w.core.lifecycle.retractions["fairness"]
     w.check_idle()
 
 
@@ -286,12 +286,12 @@ def test_what_is_computed_twice_is_counted(world, expected):
         w.turn(w.submit(number, [9, number], session=9, seed=number, max_tokens=6))
         steps(w, 10)
     run_out(w, expected)
-    assert sum(w.core.retractions.values()) >= 1
+    assert sum(w.core.lifecycle.retractions.values()) >= 1
     outputs = sum(len(output) for output in w.output.values())
     least = sum(f.computed + f.output - 1 for f in w.finished.values())
     assert outputs == 16 * 45 + 5 * 6
-    assert w.executor.computed == least + w.core.computed_twice
-    assert w.core.computed_twice <= 2 * sum(w.core.retractions.values())
+    assert w.executor.computed == least + w.core.lifecycle.computed_twice
+    assert w.core.lifecycle.computed_twice <= 2 * sum(w.core.lifecycle.retractions.values())
 
 
 def test_a_prompt_that_is_retracted_counts_its_chunks_in_flight(world, expected):
@@ -300,7 +300,7 @@ def test_a_prompt_that_is_retracted_counts_its_chunks_in_flight(world, expected)
     w.turn(w.submit(1, prompt, max_tokens=3, priority=-1))
     steps(w, 2)
     w.run(w.submit(2, [5, 5], session=2, max_tokens=3))
-    assert w.core.computed_twice == 2 * 32
+    assert w.core.lifecycle.computed_twice == 2 * 32
     assert w.executor.computed == 270 + 2 + 2 * 2 + 64
     assert w.output[ident(1)] == expected(prompt, 0, 3)
     w.check_idle()
@@ -311,9 +311,9 @@ def test_evicted_tokens_of_a_retracted_run_count_as_computed_twice(world, expect
     w.turn(w.submit(1, [1, 1, 1], max_tokens=30, priority=-1))
     steps(w, 20)
     w.run(w.submit(2, [2] * 30, session=2, max_tokens=10))
-    assert w.core.retractions["priority"] == 1
-    assert w.executor.computed == 32 + 39 + w.core.computed_twice
-    assert w.core.computed_twice > 2
+    assert w.core.lifecycle.retractions["priority"] == 1
+    assert w.executor.computed == 32 + 39 + w.core.lifecycle.computed_twice
+    assert w.core.lifecycle.computed_twice > 2
     assert w.output[ident(1)] == expected([1, 1, 1], 0, 30)
     w.check_idle()
 

@@ -142,8 +142,8 @@ def test_a_prompt_that_is_retracted_goes_on_behind_its_last_chunk(world):
     done = w.core.requests[first.request].run.computed
     urgent = w.submit(2, [5, 6], max_tokens=1, priority=1, session=2)
     w.run(urgent)
-    assert sum(w.core.retractions.values()) == 1
-    assert w.core.computed_twice <= 2 * 16
+    assert sum(w.core.lifecycle.retractions.values()) == 1
+    assert w.core.lifecycle.computed_twice <= 2 * 16
     assert done >= 48
     assert w.finished[first.request].output == 2
     w.check_idle()

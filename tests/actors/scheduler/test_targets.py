@@ -103,7 +103,7 @@ def test_a_retraction_in_the_middle_loses_and_doubles_none(world, expected_score
         w.cache_settles()
     urgent = w.submit(2, [90, 91], priority=3, max_tokens=2, session=2)
     w.run(urgent)
-    assert w.core.retractions["priority"] == 1
+    assert w.core.lifecycle.retractions["priority"] == 1
     assert w.order == [urgent.request, event.request]
     assert scores(w, event) == expected_scores(LONG, **EACH)
     w.check_idle()
@@ -117,7 +117,7 @@ def test_the_pages_of_a_retracted_one_may_be_gone(world, expected_scores):
     w.result()
     w.cache_settles()
     w.run(w.submit(2, [*LONG[1:], 0, 0, 0, 0], priority=3, max_tokens=2, session=2))
-    assert w.core.computed_twice >= 16
+    assert w.core.lifecycle.computed_twice >= 16
     assert scores(w, event) == expected_scores(LONG, **EACH)
     w.check_idle()
 

@@ -86,7 +86,7 @@ class AiDoor:
         if credential is None:
             return
         self._check(request.request_id)
-        served = self._hub.status.info()["model"]["model"]
+        served = self._hub.status.model
         if request.body.model is not None and request.body.model != served:
             raise BadRequest(
                 f"the model {request.body.model[:256]!r} is not served here: this server has {served!r}"

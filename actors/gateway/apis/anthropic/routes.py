@@ -100,7 +100,7 @@ class AnthropicApi:
         """Raises RamifyError."""
         kind = MessagesRequest if request.path == MESSAGES else CountRequest
         asked = decode(request.body, kind)
-        model = hub.status.info()["model"]["model"]
+        model = hub.status.model
         if asked.model != model:
             raise unknown_model(asked.model, model)
         signer = Signer(hub.secret, credential.name)

@@ -55,15 +55,14 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
     credential = credential_of(request, hub, now, spends=not reads)
     if credential is None:
         return _unauthorized()
-    info = hub.status.info()
     if reads:
-        return json_response(200, _seen(request.path, info))
-    served = info["model"]["model"]
+        return json_response(200, _seen(request.path, hub.status.info()))
+    served = hub.status.model
     try:
         if request.path == "/api/show":
             asked = decode(request.body, ShowRequest)
             _check(asked.model or asked.name or served, served)
-            return json_response(200, _shown(info))
+            return json_response(200, _shown(hub.status.info()))
         wanted: OllamaChatRequest | GenerateRequest
         if request.path == "/api/chat":
             wanted = decode(request.body, OllamaChatRequest)

@@ -189,7 +189,7 @@ class ResponsesDoor:
         """Raises RamifyError; then the lane is idle."""
         credential = self._line.credential
         assert credential is not None
-        served = self._hub.status.info()["model"]["model"]
+        served = self._hub.status.model
         if request.model is not None and request.model != served:
             raise unknown_model(request.model, served)
         fields: JsonObject = {} if lane.stream_id is None else {"stream_id": lane.stream_id}

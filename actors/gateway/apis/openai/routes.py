@@ -83,16 +83,15 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
     credential = credential_of(request, hub, now, spends=not request.path.startswith(MODELS))
     if credential is None:
         return _unauthorized()
-    info = hub.status.info()
-    model = info["model"]
     if request.path.startswith(MODELS):
-        return _models(request.path, model, info["started"])
+        info = hub.status.info()
+        return _models(request.path, info["model"], info["started"])
     try:
         if request.path in DETOKENIZE:
             ids = decode(request.body, DetokenizeRequest)
-            _heading("", ids.model, model["model"])
+            _heading("", ids.model, hub.status.model)
             return detokenized(ids, hub.vocabulary, hub.served)
-        dialogue = _dialogue(request, model["model"], hub)
+        dialogue = _dialogue(request, hub.status.model, hub)
         return accept(hub, dialogue, credential, request, now)
     except RamifyError as error:
         return of_error(error)

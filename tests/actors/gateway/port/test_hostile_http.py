@@ -163,7 +163,9 @@ async def test_what_comes_behind_a_request_is_paced_too(serve, monkeypatch) -> N
             (connection,) = gateway.actor.hub.connections.values()
             assert connection._inflow.stopped
             gateway.clock.advance(10_000)
+            await settle()
             writer.close()
+            gateway.clock.advance(10)  # the rest of a refused connection is read for seconds
             await gateway.until_gone()
 
 

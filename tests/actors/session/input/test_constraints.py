@@ -183,7 +183,7 @@ def test_retracted_for_memory(sim: Callable[..., Any], seed: int) -> None:
     for number in range(1, 5):
         text = said(engine, number=number)
         assert re.fullmatch("(ab|c)*a?", text)
-    assert engine.scheduler.retractions
+    assert engine.scheduler.lifecycle.retractions
 
 
 def test_constraints_that_give_way_are_compiled_again(sim: Callable[..., Any]) -> None:
