@@ -132,7 +132,7 @@ async def drained(options: argparse.Namespace, *, drain: bool) -> dict[str, Any]
     async with serving(options) as engine:
         talks = [await Talk.open(engine.port) for _ in range(options.sessions)]
         first = [await talk.turn(prompt(i, options.tokens)) for i, talk in enumerate(talks)]
-        cores = engine.core._cores
+        cores = engine.core.cores
         source, seconds = 0, 0.0
         counts = {number: cores.bindings.count(number) for number in engine.core.pids}
         if drain:
@@ -218,7 +218,7 @@ async def mixed(options: argparse.Namespace, roles: str | None) -> dict[str, Any
             "ttft_max_s": max(waits),
             "second_max_ms": max(seconds) * 1e3,
             "all_s": ended - began,
-            "blocks": engine.core._cores.bindings.moves.blocks,
+            "blocks": engine.core.cores.bindings.moves.blocks,
         }
 
 
@@ -271,7 +271,7 @@ async def disturbed(options: argparse.Namespace, *, disturb: bool) -> dict[str, 
                 await asyncio.sleep(chance.uniform(0.0, 0.15))
                 end(pid, signal.SIGKILL)
         await asyncio.gather(*tasks)
-        cores = engine.core._cores
+        cores = engine.core.cores
         return counts | {"texts": texts, "moved": cores.moves, "blocks": cores.bindings.moves.blocks}
 
 

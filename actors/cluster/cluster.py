@@ -58,7 +58,8 @@ log = get_log(__name__)
 class Cluster:
     """See the module's top. `routing`: another way to say where sessions go, for benchmarks.
 
-    `gateways`: so many gateway processes have the sessions; 0: they are in this one.
+    `gateways`: so many gateway processes have the sessions; 0: they are in this one. `members`: the
+    replicas; `cores`: their sessions; `starter`: what has them come, and tells of each by `ends`.
     """
 
     def __init__(
@@ -88,10 +89,10 @@ class Cluster:
         if settings.most is not None and settings.most > settings.count:
             self._scaling = Scaling(settings.count, settings.most, settings.ttft_s)
         routing = routing or SessionRouter(clock.now, late=self._first_token, prefill=settings.prefill)
-        self._cores = Cores(
-            config, routing, clock, lambda *who: self._starter.successor(*who), listens=not gateways
+        self.cores = Cores(
+            config, routing, clock, lambda *who: self.starter.successor(*who), listens=not gateways
         )
-        self._members = self._cores.members
+        self.members = self.cores.members
         self._up = asyncio.Event()  # a replica has been ready
         self._stop = asyncio.Event()
         self._failure: RamifyError | None = None
@@ -103,20 +104,22 @@ class Cluster:
         self._scrapes = Scrapes()
         self._secret: bytes | None = None
         decoding = decoder(FromReplica)
-        ends = Ends(self._begin, decoding, self._receive, self._gone, self.drain, self._up, self._stop)
+        self.ends = Ends(
+            self._begin, decoding, self._receive, self._gone, self.drain, self._up, self._stop
+        )
         starter = LocalReplicas if settings.on == "processes" else JoinedReplicas
-        self._starter = starter(config, self._members, ends)
-        metrics.watch(self._gauges, self._ask, self._first_token, lambda: self._cores.moves)
+        self.starter = starter(config, self.members, self.ends)
+        metrics.watch(self._gauges, self._ask, self._first_token, lambda: self.cores.moves)
 
     @property
     def info(self) -> ExecutorInfo:
-        assert self._cores.info is not None
-        return self._cores.info
+        assert self.cores.info is not None
+        return self.cores.info
 
     @property
     def pids(self) -> dict[int, int]:
         """The processes of the replicas that are ready."""
-        return {member.number: member.pid for member in self._members.those("ready")}
+        return {member.number: member.pid for member in self.members.those("ready")}
 
     @property
     def secret(self) -> bytes:
@@ -136,11 +139,11 @@ class Cluster:
                 "host": member.host,
                 "pid": member.pid,
                 "sessions": self._count(member),
-                "leaving": self._cores.bindings.leaving(member.number),
+                "leaving": self.cores.bindings.leaving(member.number),
                 "running": member.report.running,
                 "waiting": member.report.waiting,
             }
-            for member in self._members
+            for member in self.members
         ]
 
     def _role(self, number: int) -> str:
@@ -150,7 +153,7 @@ class Cluster:
 
     def _count(self, member: ReplicaMember) -> int:
         """How many sessions are there: as it says, if they are in gateway processes."""
-        return member.report.sessions if self._gateways else self._cores.bindings.count(member.number)
+        return member.report.sessions if self._gateways else self.cores.bindings.count(member.number)
 
     # --- CoreHost --------------------------------------------------------------------------------
 
@@ -173,7 +176,7 @@ class Cluster:
         """Return when the first replica is ready. Raises as `CoreHost.load`."""
         self._progress = progress
         progress(f"starting {self._settings.count} replicas", 0.0)
-        await self._starter.start(group, guard, lambda what: progress(what, 0.0), self.secret)
+        await self.starter.start(group, guard, lambda what: progress(what, 0.0), self.secret)
         await self._up.wait()
         if self._failure is not None:
             raise self._failure
@@ -187,14 +190,14 @@ class Cluster:
         epoch: str,
         faulty: Callable[[str | None], None],
     ) -> Core:
-        self._cores.begin(spread)
+        self.cores.begin(spread)
         self._faulty = faulty
         await group.start(guard("replicas", self._watch))
         info = self.info
         server = ServerInfo(
             version=PROTOCOL_VERSION, epoch=epoch, model=info.model, context=info.context
         )
-        to = self._cores.bindings
+        to = self.cores.bindings
         return Core(to, to, to, server, info.context, info.vocab_size, info.pictures)
 
     def stopping(self) -> None:
@@ -203,7 +206,7 @@ class Cluster:
 
     async def close(self) -> None:
         self._stop.set()
-        self._starter.close()
+        self.starter.close()
         for door in self._doors:
             door.close()
 
@@ -246,11 +249,11 @@ class Cluster:
             case MetricsText(ident, text):
                 self._scrapes.answered(ident, text)
             case _:
-                self._cores.receive(member, message)
+                self.cores.receive(member, message)
         member.consumed()
 
     def _joined(self, member: ReplicaMember, up: Up) -> None:
-        if not self._cores.joined(member, up):
+        if not self.cores.joined(member, up):
             return
         log.info(
             "a replica is ready",
@@ -261,12 +264,12 @@ class Cluster:
             pages=up.info.pages,
         )
         self._up.set()
-        self._starter.prove()
+        self.starter.prove()
         self._judge()
 
     def _gone(self, member: ReplicaMember) -> None:
         """Its link has ended. May be called again."""
-        if not self._cores.gone(member) or self._stop.is_set():
+        if not self.cores.gone(member) or self._stop.is_set():
             return
         if not member.drained:
             self._metrics.deaths += 1
@@ -275,20 +278,20 @@ class Cluster:
     def drain(self, number: int) -> None:
         """A replica is to leave; the last one that is ready when another one is, if one is to come."""
         if not self._stop.is_set():
-            self._members.leave(number, self._clock.now())
+            self.members.leave(number, self._clock.now())
             self._judge()
 
     def replace_all(self) -> None:
         """Have all replicas leave, one after the other, each when the one before has its successor."""
-        self._old = self._members.those("ready", "stalled")
+        self._old = self.members.those("ready", "stalled")
         log.info("all replicas are replaced, one after the other", replicas=len(self._old))
 
     def _replace(self) -> None:
         """The next one of those that are to be replaced leaves, if all others serve."""
         self._old = [member for member in self._old if member.state in ("ready", "stalled")]
-        busy = self._members.those("starting", "draining")
-        there = self._members.those("ready", "stalled")
-        if not self._old or busy or len(there) < self._starter.wanted or any(m.leaves for m in there):
+        busy = self.members.those("starting", "draining")
+        there = self.members.those("ready", "stalled")
+        if not self._old or busy or len(there) < self.starter.wanted or any(m.leaves for m in there):
             return
         self.drain(self._old[0].number)
 
@@ -303,19 +306,19 @@ class Cluster:
         """Start one, or have one leave, where there should be more or fewer."""
         if self._scaling is None or self._stop.is_set():
             return
-        ready = self._members.those("ready")
+        ready = self.members.those("ready")
         loads = [member.report.load for member in ready if member.report.load]
-        leaving = len(self._members.those("draining"))
-        coming = max(0, self._starter.wanted - len(loads) - leaving)  # one that has stalled among them
+        leaving = len(self.members.those("draining"))
+        coming = max(0, self.starter.wanted - len(loads) - leaving)  # one that has stalled among them
         wanted = self._scaling.wanted(loads, coming, now)
-        if wanted > self._starter.wanted:
+        if wanted > self.starter.wanted:
             log.info("more replicas", wanted=wanted, ttft_s=round(self._scaling.ttft(now), 3))
-            self._starter.scale(wanted)
-        elif wanted < self._starter.wanted and not leaving and not coming:
+            self.starter.scale(wanted)
+        elif wanted < self.starter.wanted and not leaving and not coming:
             log.info("fewer replicas", wanted=wanted)
             least = min(ready, key=self._count)
-            self._starter.retire(least.number)
-            self._starter.scale(wanted)
+            self.starter.retire(least.number)
+            self.starter.scale(wanted)
             self.drain(least.number)
 
     # --- time ------------------------------------------------------------------------------------
@@ -325,19 +328,23 @@ class Cluster:
         task_status.started()
         while True:
             now = self._clock.now()
-            self._see_off(now)
-            self._scale(now)
-            self._judge()
-            there = self._members.those("ready", "starting")
-            self._without = 0.0 if there else self._without + LOOK_SECONDS
-            most = WITHOUT_SECONDS if self._settings.on == "processes" else WITHOUT_ELSEWHERE
-            if self._without > most:
-                raise NotStarted(f"there was no replica for {most:g} s")
+            self.look(now)
             await self._clock.sleep_until(now + LOOK_SECONDS)
+
+    def look(self, now: float) -> None:
+        """What is due each `LOOK_SECONDS`. Raises NotStarted: there was no replica for too long."""
+        self._see_off(now)
+        self._scale(now)
+        self._judge()
+        there = self.members.those("ready", "starting")
+        self._without = 0.0 if there else self._without + LOOK_SECONDS
+        most = WITHOUT_SECONDS if self._settings.on == "processes" else WITHOUT_ELSEWHERE
+        if self._without > most:
+            raise NotStarted(f"there was no replica for {most:g} s")
 
     def _see_off(self, now: float) -> None:
         """Dismiss replicas that are to leave once their sessions have; the next one may, too."""
-        done = self._cores.look(now)
+        done = self.cores.look(now)
         if self._gateways:
             done = self._left(now)
         for member in done:
@@ -347,7 +354,7 @@ class Cluster:
     def _left(self, now: float) -> list[ReplicaMember]:
         """Those whose sessions have left gateway processes, as they say themselves."""
         done = []
-        for member in self._members.those("draining"):
+        for member in self.members.those("draining"):
             if member.told is None:
                 member.told = now
                 member.tell(Leave())
@@ -358,7 +365,7 @@ class Cluster:
 
     def _judge(self) -> None:
         """Ready as long as one replica is, and makes progress."""
-        fault = self._members.fault
+        fault = self.members.fault
         if fault != self._fault:
             self._fault = fault
             self._faulty(fault)
@@ -368,11 +375,11 @@ class Cluster:
     def _gauges(self) -> list[ReplicaGauges]:
         return [
             ReplicaGauges(each.number, each.state, self._count(each), each.report)
-            for each in self._members
+            for each in self.members
         ]
 
     def _ask(self, told: Callable[[int, bytes], None]) -> int:
-        ready = [member for member in self._members if member.info is not None]
+        ready = [member for member in self.members if member.info is not None]
         for member in ready:
             self._scrapes.ask(member.tell, partial(told, member.number))
         return len(ready)

@@ -99,10 +99,10 @@ class RayActors:
     async def run(self, *, task_status: TaskStatus[None]) -> None:
         """Until cancelled, which ends them."""
         try:
-            await anyio.to_thread.run_sync(self._connect)
+            await anyio.to_thread.run_sync(self.connect)
             started = False
             while True:
-                await anyio.to_thread.run_sync(self._look)
+                await anyio.to_thread.run_sync(self.look)
                 if not started:
                     started = True
                     task_status.started()
@@ -113,7 +113,7 @@ class RayActors:
 
     # --- in a thread: Ray's calls block ------------------------------------------------------------
 
-    def _connect(self) -> None:
+    def connect(self) -> None:
         ray, address = self._ray, self._settings.ray_address
         try:
             ray.init(
@@ -150,7 +150,7 @@ class RayActors:
             )
         return host
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Forget actors that are done, start those that are missing. Raises NotStarted."""
         ray = self._ray
         why = ""

@@ -97,7 +97,7 @@ class ProcessFront:
         self._status = status
         self._metrics = metrics
         self._clock = clock
-        self._workers: list[Worker] = []
+        self.workers: list[Worker] = []
         self._up: dict[int, GatewayProcess] = {}  # those that serve, by their worker's number
         self._core: Core | None = None  # from `serve` on
         self._serve = asyncio.Event()
@@ -118,18 +118,18 @@ class ProcessFront:
     @property
     def pids(self) -> list[int]:
         """The ids of the processes that run, by worker."""
-        return [worker.process.child.pid for worker in self._workers if worker.process is not None]
+        return [worker.process.child.pid for worker in self.workers if worker.process is not None]
 
     # --- Front -----------------------------------------------------------------------------------
 
     async def listen(self, group: TaskGroup, guard: Guard) -> int:
         bound = bind_shared(self._config.server, self._count)
-        self._workers = [Worker(number, sockets, self._first) for number, sockets in enumerate(bound)]
+        self.workers = [Worker(number, sockets, self._first) for number, sockets in enumerate(bound)]
         if self._count > 1:
             self._minted = os.memfd_create("ramify-minted")
             os.truncate(self._minted, table_bytes(MINTED_MAX))
         async with anyio.create_task_group() as starting:
-            for worker in self._workers:
+            for worker in self.workers:
                 run = guard(f"gateway process {worker.number}", partial(self._keep, worker))
                 starting.start_soon(group.start, run)
         port: int = bound[0][0].getsockname()[1]
@@ -141,12 +141,12 @@ class ProcessFront:
     async def serve(self, group: TaskGroup, guard: Guard, core: Core) -> None:
         self._core = core
         self._serve.set()
-        for worker in self._workers:
+        for worker in self.workers:
             await worker.serving.wait()
         await group.start(guard("gateways", self._watch))
 
     async def announced(self) -> None:
-        for worker in self._workers:
+        for worker in self.workers:
             await worker.ready.wait()
 
     def accept(self, credentials: list[Credential]) -> None:
@@ -163,12 +163,12 @@ class ProcessFront:
         self._close_listeners()
         self._tell_all(EndGateway(grace, failed))
         with anyio.move_on_after(grace + LEAVE_SECONDS):
-            for worker in self._workers:
+            for worker in self.workers:
                 await worker.ended.wait()
 
     async def close(self) -> None:
         self._close_listeners()
-        for worker in self._workers:
+        for worker in self.workers:
             if worker.process is not None:
                 worker.process.child.kill()
         if self._working >= 0:
@@ -344,7 +344,7 @@ class ProcessFront:
             now = self._clock.now()
             self._tell_state(now)
             load = self._status.load()
-            for worker in self._workers:
+            for worker in self.workers:
                 process = self._up.get(worker.number)
                 if process is None:
                     continue
@@ -372,12 +372,12 @@ class ProcessFront:
         return EngineState(status.ready, status.phase, status.info(), status.fault, status.store)
 
     def _tell_all(self, message: FromEngine) -> None:
-        for worker in self._workers:
+        for worker in self.workers:
             if worker.process is not None:
                 worker.process.tell(message)
 
     def _close_listeners(self) -> None:
-        for worker in self._workers:
+        for worker in self.workers:
             for sock in worker.listeners:
                 sock.close()
             worker.listeners.clear()

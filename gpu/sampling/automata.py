@@ -60,15 +60,17 @@ class DeviceAutomata:
     """The automata that rows follow. `put` may be called from any thread, the rest by the executor's.
 
     `always_nested`: launch what follows values that no schema describes, even if no row has such.
+    On the device, int32: `arena`, all tables; `tables` [rows], where a row's begin; `states` [rows].
+    `made`: the tables of constraints on the host.
     """
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device, size: int) -> None:
         """`size`: bytes of all tables."""
         self._device = device
         self._places = Arena(size // (4 * _ALIGN))
-        self._arena = torch.zeros(size // 4, dtype=torch.int32, device=device)
-        self._tables = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._states = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.arena = torch.zeros(size // 4, dtype=torch.int32, device=device)
+        self.tables = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.states = torch.zeros(rows, dtype=torch.int32, device=device)
         self._words = torch.zeros((rows, -(-vocab_size // 32)), dtype=torch.int32, device=device)
         self._vocabulary: Vocabulary | None = None
         # until a vocabulary is known, for the masks of the host: no token has bytes
@@ -76,7 +78,7 @@ class DeviceAutomata:
         none, base = ids[-1:] + 1, ids[:1]
         self._tokens = self._on_device(TokenBytes(ids, ids, none, base, np.zeros(1, np.uint8), 0))
         self._lock = Lock()
-        self._made: dict[int, Tensor | None] = {}  # on the host, pinned; None: too large
+        self.made: dict[int, Tensor | None] = {}  # pinned; None: too large
         self._of: dict[int, int] = {}  # rows' constraints
         self._nested: set[int] = set()  # rows whose automata have values that no schema describes
         self.always_nested = False
@@ -90,8 +92,8 @@ class DeviceAutomata:
 
     def put(self, ident: int, machine: TokenAutomaton) -> bool:
         """Make the tables of a constraint, unless they are there. False: they are too large."""
-        if ident in self._made:
-            return self._made[ident] is not None
+        if ident in self.made:
+            return self.made[ident] is not None
         with self._lock:
             if self._vocabulary is not machine.vocabulary:
                 self._tokens = self._on_device(token_bytes(machine.vocabulary))
@@ -101,19 +103,19 @@ class DeviceAutomata:
         if size <= self._places.size * _ALIGN and can_be_tables(machine):
             made = torch.empty(size, dtype=torch.int32, pin_memory=self._device.type == "cuda")
             byte_tables(machine, made.numpy())
-        self._made[ident] = made
+        self.made[ident] = made
         return made is not None
 
     def forget(self, ident: int) -> None:
         """No row has the constraint."""
-        self._made.pop(ident, None)
+        self.made.pop(ident, None)
         self._places.forget(ident)
 
     def open(self, row: int, ident: int, state: int, forced: int | None = None) -> bool:
         """Whether `row` follows constraint `ident` here, from `state` on; it was closed. `forced`: the
         token that must come there, which is not known here of states that no output comes to.
         """
-        table = self._made.get(ident)
+        table = self.made.get(ident)
         if table is None or (forced is not None and int(table[KNOWN + state]) >> 1 != forced + 1):
             return False
         start = self._places.find(ident)
@@ -121,7 +123,7 @@ class DeviceAutomata:
             start = self._places.take(ident, len(table) // _ALIGN)
             if start is None:
                 return False
-            self._arena[start * _ALIGN : start * _ALIGN + len(table)].copy_(table, non_blocking=True)
+            self.arena[start * _ALIGN : start * _ALIGN + len(table)].copy_(table, non_blocking=True)
         self._places.use(ident)
         self._of[row] = ident
         if table[_RETURNS] > 0:
@@ -144,15 +146,15 @@ class DeviceAutomata:
         tables, states = np.array(list(self._fresh.values()), dtype=np.int32).T
         rows = np.array(list(self._fresh), dtype=np.int64)
         sent = self._upload.send(entry, rows=rows, tables=tables, states=states)
-        self._tables.index_copy_(0, sent["rows"], sent["tables"])
-        self._states.index_copy_(0, sent["rows"], sent["states"])
+        self.tables.index_copy_(0, sent["rows"], sent["tables"])
+        self.states.index_copy_(0, sent["rows"], sent["states"])
         self._fresh.clear()
 
     def masks(self, followed: Followed, words: Tensor) -> TokenMasks:
         """The masks of the asks; `words` int32 [K, W]: those of the host. Counts become their sizes."""
         masks = TokenMasks(self._words[: len(followed.asks)], self._tokens.places)
         masks_into(
-            followed.asks, self._tokens, self._arena, self._tables, self._states, followed.states, words,
+            followed.asks, self._tokens, self.arena, self.tables, self.states, followed.states, words,
             masks.words, followed.counts, self._follows_nested,
         )  # fmt: skip
         return masks
@@ -160,7 +162,7 @@ class DeviceAutomata:
     def advance(self, followed: Followed, tokens: Tensor, kept: Tensor | None, forced: Tensor) -> None:
         """Move the rows on by what was sampled: see `triton_automata.advance`."""
         advance(
-            followed.asks, self._tokens, self._arena, self._tables, self._states, followed.states,
+            followed.asks, self._tokens, self.arena, self.tables, self.states, followed.states,
             followed.counts, tokens, kept, forced, self._follows_nested,
         )  # fmt: skip
 

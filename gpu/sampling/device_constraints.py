@@ -38,7 +38,7 @@ class DeviceConstraints:
     def __init__(self, info: ExecutorInfo, table: RowTable, device: torch.device) -> None:
         # A draft model counts what it runs beside each draft, and cannot count those of others.
         jumps = info.max_forced > 0 and info.drafter != "model"
-        self.rows = ConstrainedRows(info.max_rows, info.vocab_size, jumps=jumps, prepare=self._prepare)
+        self.rows = ConstrainedRows(info.max_rows, info.vocab_size, jumps=jumps, prepare=self.prepare)
         self.automata = DeviceAutomata(info.max_rows + 1, info.vocab_size, device, ARENA_BYTES)
         self._table = table
         self._words = -(-info.vocab_size // 32)
@@ -59,10 +59,14 @@ class DeviceConstraints:
     def _forget(self, ident: int, _: object) -> None:
         self.automata.forget(ident)
 
-    def _prepare(self, ident: int, constraint: OutputConstraint) -> None:
+    def prepare(self, ident: int, constraint: OutputConstraint) -> None:
         """In the thread that made the constraint."""
         if isinstance(constraint, AutomatonConstraint):
             constraint.machine.elsewhere = self.automata.put(ident, constraint.machine)
+
+    def on_device(self, row: int) -> bool | None:
+        """Whether the device follows a row, else the host does. None: it has not run yet."""
+        return None if row in self._opening else bool(self._on_device[row])
 
     # --- ahead of a step ---
 

@@ -119,7 +119,7 @@ class Peer:
                     self._seen += 1
                     if found(message):
                         return message
-                await self._receive()
+                await self.receive()
 
     async def terminal(self, ident: int, branch: str | None = None) -> Message:
         """The terminal reply of an op, whether it came already or not."""
@@ -196,12 +196,12 @@ class Peer:
         async with asyncio.timeout(PATIENCE):
             while True:
                 try:
-                    await self._receive()
+                    await self.receive()
                 except websockets.ConnectionClosed:
                     assert self.ws.close_code is not None
                     return self.ws.close_code
 
-    async def _receive(self) -> None:
+    async def receive(self) -> None:
         data = await self.ws.recv()
         assert isinstance(data, bytes) == (self.codec == "msgpack")
         frame = msgspec.msgpack.decode(data) if isinstance(data, bytes) else json.loads(data)

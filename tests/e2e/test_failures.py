@@ -123,7 +123,7 @@ async def test_a_gateway_without_credits_tells_every_end(
     """It stood still while the core failed: the ends, and what waits behind them, are not lost."""
     engine = Running(serving, gateways=1, fake=SLOW, limits={"running": 2})
     async with engine as served:
-        (worker,) = served.engine.front._workers
+        (worker,) = served.engine.front.workers
         async with served.connect() as peer:
             names = [f"b{i}" for i in range(5)]  # three wait in the session for the end of the others
             await peer.open(

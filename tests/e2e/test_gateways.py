@@ -185,7 +185,7 @@ async def test_a_killed_process_takes_only_its_own_along(serving: Any) -> None:
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(websockets.ConnectionClosed):
                 while True:
-                    await victim._receive()
+                    await victim.receive()
             assert await abroad.closed() == 1012
             done = await bystander.terminal(2)
             assert (done["reason"], done["usage"]["output"]) == ("length", 600)
@@ -217,7 +217,7 @@ async def test_a_process_that_hangs_is_replaced(serving: Any, monkeypatch: pytes
             os.kill(pid, signal.SIGSTOP)
             with pytest.raises(websockets.ConnectionClosed):
                 while True:
-                    await peer._receive()
+                    await peer.receive()
         async with served.connect() as again:  # waits in the backlog until somebody is there
             await again.open()
 
@@ -237,7 +237,7 @@ async def test_a_session_that_hangs_its_process_ends_and_not_the_engine(
             Working(front._working, 0).on(cell_of(state["session"]))  # as if it were at that
             with pytest.raises(websockets.ConnectionClosed):
                 while True:
-                    await peer._receive()
+                    await peer.receive()
         async with served.connect() as again:
             await again.open()
         assert front._barred == [state["session"]]
@@ -261,7 +261,7 @@ async def test_a_silent_process_gets_no_connections_until_it_speaks(
         os.kill(pid, signal.SIGSTOP)
         try:
             async with asyncio.timeout(PATIENCE):
-                while not front._workers[0].shut:
+                while not front.workers[0].shut:
                     await asyncio.sleep(0.01)
             for _ in range(16):
                 async with served.connect() as fresh:
@@ -270,7 +270,7 @@ async def test_a_silent_process_gets_no_connections_until_it_speaks(
         finally:
             os.kill(pid, signal.SIGCONT)
         async with asyncio.timeout(PATIENCE):
-            while front._workers[0].shut:
+            while front.workers[0].shut:
                 await asyncio.sleep(0.01)
         assert front.pids[0] == pid
         async with socket_in(served, 0) as fresh:
@@ -289,7 +289,7 @@ async def test_a_silent_process_that_is_killed_leaves_its_door_to_the_next(
             impatient.setattr("ramify.actors.front.processes.HUNG_SECONDS", 1.5)
             await vanished(pid)
         async with asyncio.timeout(PATIENCE):
-            while served.engine.front._workers[0].shut:
+            while served.engine.front.workers[0].shut:
                 await asyncio.sleep(0.01)
         async with served.connect() as peer:  # waits in the backlog until somebody is there
             await peer.open()
@@ -350,7 +350,7 @@ async def stop_the_next(front: Any, known: set[int]) -> int:
         while not (fresh := [pid for pid in front.pids if pid not in known]):
             await asyncio.sleep(0)
     os.kill(fresh[0], signal.SIGSTOP)
-    assert not front._workers[0].listening.is_set()
+    assert not front.workers[0].listening.is_set()
     return fresh[0]
 
 
@@ -432,7 +432,7 @@ async def test_processes_that_keep_dying_end_the_engine(serving: Any, young: boo
             async with asyncio.timeout(PATIENCE):
                 while True:
                     fresh = [pid for pid in front.pids if pid not in killed]
-                    if fresh and (young or front._workers[0].serving.is_set()):
+                    if fresh and (young or front.workers[0].serving.is_set()):
                         os.kill(fresh[0], signal.SIGKILL)
                         killed.add(fresh[0])
                     await asyncio.sleep(0.01)

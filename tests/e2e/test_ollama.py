@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import httpx
 import ollama
 import pytest
 
@@ -102,7 +103,7 @@ async def test_what_is_there(serving: Any, ollama_of: ClientOf) -> None:
         assert (status, list(body)) == (405, ["error"])
 
 
-async def test_what_open_webui_sends(serving: Any, ollama_of: ClientOf) -> None:
+async def test_what_open_webui_sends(serving: Any) -> None:
     """The requests that its back end makes, read from its source: it was not run here."""
     settings = {
         "temperature": 0.0,
@@ -120,12 +121,12 @@ async def test_what_open_webui_sends(serving: Any, ollama_of: ClientOf) -> None:
         "num_gpu": 1,
     }
     engine |= {"use_mmap": True, "use_mlock": False, "mirostat": 0, "repeat_last_n": 64, "tfs_z": 1.0}
-    async with serving() as served, ollama_of(served) as (client, model):
-        post = client._client.post
-        assert (await client._client.get("/api/version")).json()["version"]
-        [listed] = (await client._client.get("/api/tags")).json()["models"]
+    async with serving() as served, httpx.AsyncClient(base_url=served.http) as client:
+        post = client.post
+        assert (await client.get("/api/version")).json()["version"]
+        [listed] = (await client.get("/api/tags")).json()["models"]
         named = {listed[key] for key in ("name", "model")}
-        assert {each["name"] for each in (await client._client.get("/api/ps")).json()["models"]} <= named
+        assert {each["name"] for each in (await client.get("/api/ps")).json()["models"]} <= named
         chat = {"model": listed["model"], "messages": HELLO, "stream": True, "keep_alive": "5m"}
         options = settings | engine | {"num_predict": 8, "stop": ["###"]}
         answer = await post("/api/chat", json=chat | {"options": options})
@@ -147,7 +148,7 @@ async def test_what_open_webui_sends(serving: Any, ollama_of: ClientOf) -> None:
             "stop": ["###"],
             "stream_options": {"include_usage": True},
         }
-        answer = await post("/v1/chat/completions", json={"model": model} | openai)
+        answer = await post("/v1/chat/completions", json={"model": listed["model"]} | openai)
         assert answer.text.rstrip().endswith("data: [DONE]")
 
 
@@ -206,9 +207,13 @@ async def test_a_tool_is_called_and_answers(serving: Any, ollama_of: ClientOf) -
 async def test_errors(
     serving: Any, ollama_of: ClientOf, change: dict[str, Any], status: int, words: str, stream: bool
 ) -> None:
-    async with serving() as served, ollama_of(served) as (client, model):
+    async with (
+        serving() as served,
+        ollama_of(served) as (_, model),
+        httpx.AsyncClient(base_url=served.http) as client,
+    ):
         body = {"model": model, "messages": HELLO, "stream": stream} | change
-        answer = await client._client.post("/api/chat", json=body)
+        answer = await client.post("/api/chat", json=body)
         assert (answer.status_code, list(answer.json())) == (status, ["error"])
         assert words in answer.json()["error"]
         await served.until_alone(sessions=0)

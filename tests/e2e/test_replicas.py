@@ -69,7 +69,7 @@ async def test_gateway_processes_before_replicas(serving: Any) -> None:
             await each.open(each.user(1, "far"), each.greedy(2, max_tokens=300), tokens=True)
         for each in (peer, other):
             await each.next("delta")
-        assert not served.engine.core._cores.bindings
+        assert not served.engine.core.cores.bindings
         await until(lambda: sum(each["sessions"] for each in cluster.describe()) == 2, "they say so")
         (at, *_) = [entry["replica"] for entry in cluster.describe() if entry["sessions"]]
         os.kill(cluster.pids[at], signal.SIGKILL)

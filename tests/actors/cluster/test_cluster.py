@@ -1,10 +1,8 @@
 """What a cluster does beside starting processes, which `e2e/test_replicas.py` tests."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
-import anyio
 import msgspec
 import pytest
 
@@ -69,22 +67,18 @@ async def test_a_replica_that_loads_for_long_is_waited_for() -> None:
         config, spec=None, clock=clock, metrics=ClusterMetrics(), check_idle=False, epoch="e"
     )
 
-    async def pass_time() -> None:
+    def pass_time() -> None:
         for _ in range(round(1.5 * WITHOUT_SECONDS / LOOK_SECONDS)):
             clock.advance(LOOK_SECONDS)
-            for _ in range(3):
-                await asyncio.sleep(0)
+            cluster.look(clock.now())
 
-    cluster._members.add(starting := ReplicaMember(0, lambda: None))
-    with pytest.raises(ExceptionGroup, match="unhandled") as failed:
-        async with anyio.create_task_group() as group:
-            await group.start(cluster._watch)
-            await pass_time()
-            cluster._gone(starting)
-            await pass_time()
-            group.cancel_scope.cancel()
-    assert cluster._without > WITHOUT_SECONDS
-    assert isinstance(failed.value.exceptions[0], NotStarted)
+    cluster.members.add(starting := ReplicaMember(0, lambda: None))
+    pass_time()
+    cluster.ends.gone(starting)
+    gone = clock.now()
+    with pytest.raises(NotStarted):
+        pass_time()
+    assert clock.now() - gone > WITHOUT_SECONDS
 
 
 async def test_a_session_under_which_every_replica_dies_is_ended() -> None:
@@ -92,11 +86,11 @@ async def test_a_session_under_which_every_replica_dies_is_ended() -> None:
     clock, told, metrics = ManualClock(), Told(), ClusterMetrics()
     config = EngineConfig(model=ModelConfig(path=Path("m")), replicas=ReplicasConfig(count=2))
     cluster = Cluster(config, spec=None, clock=clock, metrics=metrics, check_idle=False, epoch="e")
-    cluster._cores.spread = told
+    cluster.cores.spread = told
     for death in range(DEATHS):
-        cluster._cores.move([1, 4] if death % 2 else [1, 2, 4], ran={1, 2})
+        cluster.cores.move([1, 4] if death % 2 else [1, 2, 4], ran={1, 2})
         clock.advance(1.0)
-    cluster._cores.move([1, 3])  # nothing died under these
+    cluster.cores.move([1, 3])  # nothing died under these
     ends = [(session, type(message)) for session, message in told.messages]
     assert ends.count((1, m.Lost)) == 1
     assert ends.count((1, m.ChangeCore)) == DEATHS
@@ -106,7 +100,7 @@ async def test_a_session_under_which_every_replica_dies_is_ended() -> None:
     told.messages.clear()
     for _ in range(2 * DEATHS):
         clock.advance(WITHIN_SECONDS / 4)
-        cluster._cores.move([9], ran={9})
+        cluster.cores.move([9], ran={9})
     assert all(isinstance(message, m.ChangeCore) for _, message in told.messages)
 
 
@@ -121,10 +115,10 @@ def test_a_replica_whose_texts_would_be_others_is_sent_away() -> None:
     killed: list[int] = []
     for number, info in enumerate((INFO, more, other)):
         member = ReplicaMember(number, lambda n=number: killed.append(n))  # type: ignore[misc]
-        cluster._members.add(member)
-        cluster._joined(member, Up(number, info, pid=1, host="h"))
+        cluster.members.add(member)
+        cluster.ends.receive(member, Up(number, info, pid=1, host="h"))
     assert killed == [2]
-    assert [member.state for member in cluster._members] == ["ready", "ready", "starting"]
+    assert [member.state for member in cluster.members] == ["ready", "ready", "starting"]
     why = member.why
     assert "its quantization is 'int8', the others' 'none'" in why
     assert "its eos_token_ids is [2, 3], the others' [2]" in why
@@ -143,10 +137,10 @@ class Standing:
         self.cluster = Cluster(
             config, spec=None, clock=self.clock, metrics=ClusterMetrics(), check_idle=False, epoch="e"
         )
-        self.members = self.cluster._members
-        self.cluster._cores.spread = self.told
+        self.members = self.cluster.members
+        self.cluster.cores.spread = self.told
         self.grown: list[int] = []
-        self.cluster._starter.scale = self.grown.append  # type: ignore[method-assign]
+        self.cluster.starter.scale = self.grown.append  # type: ignore[method-assign]
         for _ in range(count):
             self.joins()
 
@@ -159,17 +153,17 @@ class Standing:
         return member
 
     def up(self, member: ReplicaMember) -> None:
-        self.cluster._joined(member, Up(member.number, INFO, pid=member.number, host="h"))
+        self.cluster.ends.receive(member, Up(member.number, INFO, pid=member.number, host="h"))
 
     def sits(self, session: int, replica: int) -> None:
         """A session is at a replica, and nothing runs in it."""
-        bindings = self.cluster._cores.bindings
+        bindings = self.cluster.cores.bindings
         entry = bindings._sessions.setdefault(session, _Session())
         entry.replica = replica
         bindings._at.setdefault(replica, {})[session] = None
 
     def faults(self, replica: int, fault: str | None) -> None:
-        self.cluster._receive(self.member(replica), Report(fault=fault))
+        self.cluster.ends.receive(self.member(replica), Report(fault=fault))
 
     def member(self, number: int) -> ReplicaMember:
         found = self.members.get(number)
@@ -178,7 +172,7 @@ class Standing:
 
     def look(self, seconds: float) -> None:
         self.clock.advance(seconds)
-        self.cluster._see_off(self.clock.now())
+        self.cluster.look(self.clock.now())
 
     @property
     def states(self) -> list[str]:
@@ -188,7 +182,7 @@ class Standing:
 def test_a_front_has_room_for_so_many_replicas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(starting, "MOST_REPLICAS", 2)
     standing = Standing(2, on="join", secret_file=tmp_path / "secret")
-    starter = standing.cluster._starter
+    starter = standing.cluster.starter
     assert isinstance(starter, starting.JoinedReplicas)
     with pytest.raises(ConnectionError):
         starter.joins(lambda *fields: None, "host")  # type: ignore[arg-type, return-value]
@@ -206,7 +200,7 @@ async def test_sessions_leave_a_replica_whose_executor_stands_still() -> None:
     standing.look(5.0)
     assert standing.states == ["stalled", "ready", "ready"]
     assert standing.told.messages == [(1, m.ChangeCore())]
-    assert standing.cluster._cores.routing.place(2, "", b"") in (1, 2)
+    assert standing.cluster.cores.routing.place(2, "", b"") in (1, 2)
     standing.sits(2, 1)
     standing.faults(1, "no result for 5 s")
     standing.look(60.0)
@@ -215,7 +209,7 @@ async def test_sessions_leave_a_replica_whose_executor_stands_still() -> None:
     standing.look(0.25)
     assert standing.states == ["ready", "stalled", "ready"]
     assert standing.told.messages[1:] == [(2, m.ChangeCore())]
-    placed = {standing.cluster._cores.routing.place(3 + i, "", b"") for i in range(8)}
+    placed = {standing.cluster.cores.routing.place(3 + i, "", b"") for i in range(8)}
     assert placed == {0, 2}
     standing.faults(1, None)
     standing.look(0.25)
@@ -229,14 +223,14 @@ async def test_a_replica_that_has_stalled_is_no_reason_for_more_or_fewer() -> No
     """It goes on, or is replaced."""
     standing = Standing(2, most=4)
     standing.joins()
-    standing.cluster._starter.wanted = 3
+    standing.cluster.starter.wanted = 3
     for number, fault in enumerate((None, None, "no result for 5 s")):
         report = Report(fault=fault, load=ReplicaLoad())
-        standing.cluster._receive(standing.member(number), report)
+        standing.cluster.ends.receive(standing.member(number), report)
     standing.look(10.0)
     for _ in range(3):
         standing.clock.advance(1000.0)
-        standing.cluster._scale(standing.clock.now())
+        standing.cluster.look(standing.clock.now())
     assert standing.states == ["ready", "ready", "stalled"]
     assert standing.grown == []
 
@@ -251,7 +245,7 @@ async def test_the_last_replica_serves_until_its_successor_is_ready(
     standing.cluster.drain(0)  # told twice
     standing.look(1000.0)
     assert (standing.states, standing.grown, standing.told.messages) == (["ready"], [1], [])
-    assert standing.cluster._starter._retired == {0}
+    assert standing.cluster.starter._retired == {0}
     standing.joins()
     assert standing.states == ["draining", "ready"]
     assert standing.told.messages == [(1, m.ChangeCore(quietly=True))]
@@ -319,7 +313,7 @@ def test_replicas_that_ray_has_forgotten_leave(device: str, stays: list[str]) ->
     old = list(standing.members)
     for member in old:
         member.info = msgspec.structs.replace(INFO, device=device)
-    cluster._starter.orphaned()
+    cluster.starter.orphaned()
     standing.look(0.0)
     assert [member.state for member in old] == ["draining"] * (3 - len(stays)) + stays
     standing.joins()
@@ -336,7 +330,7 @@ async def test_all_replicas_are_replaced_one_after_the_other() -> None:
             standing.look(0.25)
             assert [each.state for each in old].count("draining") == 1
         assert member.state == "draining"
-        standing.cluster._gone(member)
+        standing.cluster.ends.gone(member)
         standing.look(0.25)  # its successor is not there yet
         standing.members.add(fresh := ReplicaMember(member.number))
         standing.look(0.25)

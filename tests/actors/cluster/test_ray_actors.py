@@ -1,6 +1,7 @@
 """Which actors are started and forgotten, with a Ray that does as told; `e2e/test_ray.py` has one."""
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -53,6 +54,7 @@ class Ray:
         self.failed: dict[int, str] = {}
         self.killed: list[int] = []
         self.asked: dict[str, Any] = {}  # of the last actor
+        self.told: tuple[Any, ...] = ()  # of the last actor
         self.alive = 1
 
     def remote(self, **resources: Any) -> Any:
@@ -79,8 +81,11 @@ class Ray:
     def actor(self) -> Any:
         self.started += 1
         number = self.started
-        run = SimpleNamespace(remote=lambda *arguments: number)
-        return SimpleNamespace(run=run, number=number)
+        return SimpleNamespace(run=SimpleNamespace(remote=partial(self.run, number)), number=number)
+
+    def run(self, number: int, *arguments: Any) -> int:
+        self.told = arguments
+        return number
 
     def wait(self, runs: list[int], timeout: float) -> tuple[list[int], list[int]]:
         return [run for run in runs if run in self.ended or run in self.failed], []
@@ -106,13 +111,13 @@ def replicas() -> RayActors:
 
 def test_there_are_as_many_actors_as_wanted(ray: Ray) -> None:
     made = replicas()
-    made._look()
+    made.look()
     assert made.names == ["replica-0", "replica-1"]
     ray.ended.add(1)  # its front had dismissed it
-    made._look()
+    made.look()
     assert (made.names, ray.killed) == (["replica-1", "replica-2"], [1])
     made.scale(3)
-    made._look()
+    made.look()
     assert len(made.names) == made.wanted == 3
 
 
@@ -121,31 +126,31 @@ def test_actors_that_never_get_ready_end_the_start(ray: Ray) -> None:
     for proven in (False, True):
         made = replicas()
         made.proven = proven
-        made._look()
+        made.look()
         for _ in range(ATTEMPTS - 1):
             ray.failed = dict.fromkeys(range(1, ray.started + 1), "no such module")
-            made._look()
+            made.look()
         ray.failed = dict.fromkeys(range(1, ray.started + 1), "no such module")
         if proven:
-            made._look()
+            made.look()
             assert len(made.names) == 2
         else:
             with pytest.raises(NotStarted, match="no such module"):
-                made._look()
+                made.look()
 
 
 def test_actors_are_spread_and_told_an_address_that_they_reach(ray: Ray) -> None:
     """Not 0.0.0.0, which is each node's own; not loopback, where there are others."""
     ray.alive = 3
     made = RayActors(drive("0.0.0.0", 7000))
-    made._connect()
-    made._look()
-    assert made._where[:2] == ("10.0.0.7", 7000)
+    made.connect()
+    made.look()
+    assert ray.told[:2] == ("10.0.0.7", 7000)
     assert ray.asked["scheduling_strategy"] == "SPREAD"
     with pytest.raises(ConfigError, match=r"--replica-listen 127\.0\.0\.1 .* 2 other nodes"):
-        replicas()._connect()
+        replicas().connect()
     ray.alive = 1
-    replicas()._connect()
+    replicas().connect()
 
 
 async def test_a_replica_of_several_ranks_is_a_placement_group_on_one_host(

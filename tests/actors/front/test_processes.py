@@ -28,7 +28,7 @@ def test_replicas_that_change_are_told_to_every_process(tmp_path) -> None:
     config = EngineConfig(model=ModelConfig(path=tmp_path))
     front = ProcessFront(config, 2, status, None, clock, [])  # type: ignore[arg-type]
     told: list[list[Any]] = [[], []]
-    front._workers = [SimpleNamespace(process=SimpleNamespace(tell=each.append)) for each in told]  # type: ignore[misc]
+    front.workers = [SimpleNamespace(process=SimpleNamespace(tell=each.append)) for each in told]  # type: ignore[misc]
     front.status_changed()
     for pid in (1, 2, 2, 3):
         status.pid = pid

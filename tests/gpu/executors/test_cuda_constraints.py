@@ -191,9 +191,9 @@ def test_it_obeys_and_jumps(make: Any, plain: Run) -> None:
     assert jumped.steps < plain.steps
     assert not executor.rows.unsettled.any()
     same(plain, Run(executor, MOST, LENGTH, cut=3))
-    assert executor.constraints.automata._places.used > 0
+    assert executor.constraints.automata.used_bytes > 0
     executor.launch(StepPlan(2, forgets=pack([1]))).result()
-    assert executor.constraints.automata._places.used == 0
+    assert executor.constraints.automata.used_bytes == 0
 
 
 def free_values() -> Machine:
@@ -373,7 +373,7 @@ class Crowd:
         for ident, pattern in enumerate(PATTERNS, 1):
             machine = Machine.from_regex(pattern)
             made = AutomatonConstraint(machine_of(self.words, machine))
-            executor.constraints._prepare(ident, made)
+            executor.constraints.prepare(ident, made)
             executor.constraints.rows.put(ident, made)
 
     def plan(self, rows: int) -> StepPlan:
@@ -427,10 +427,9 @@ class Crowd:
         constraints = self.executor.constraints
         for _ in range(steps):
             pending.append((self.executor.launch(self.plan(rows)), dict(self.live)))
-            for row in self.live:
-                if row not in constraints._opening:
-                    self.placed += constraints._on_device[row]
-                    self.unplaced += not constraints._on_device[row]
+            followed = [constraints.on_device(row) for row in self.live]
+            self.placed += followed.count(True)
+            self.unplaced += followed.count(False)
             if len(pending) > 1:
                 self.take(*pending.pop(0))
         for step in pending:
@@ -461,7 +460,7 @@ def test_no_thread_moves_what_the_device_follows(make: Any, monkeypatch: pytest.
     words = vocabulary(executor.info.vocab_size)
     machine = Machine.from_regex("[a-z]{9}")
     made = AutomatonConstraint(machine_of(words, machine))
-    constraints._prepare(1, made)
+    constraints.prepare(1, made)
     constraints.rows.put(1, made)
 
     def opened(row: int) -> Any:
@@ -474,7 +473,7 @@ def test_no_thread_moves_what_the_device_follows(make: Any, monkeypatch: pytest.
         patched.setattr(constraints.automata, "open", lambda *given: False)
         opened(0)
     output = opened(1)
-    assert constraints._on_device[:2].tolist() == [False, True]
+    assert [constraints.on_device(row) for row in (0, 1)] == [False, True]
     began: list[object] = []
     monkeypatch.setattr(output, "_threads", lambda: began.append(1))
     steps = [executor.launch(StepPlan(n, decodes=pack([1]))) for n in (1, 2)]

@@ -115,10 +115,10 @@ class Crowd:
         for ident, pattern in enumerate(PATTERNS, 1):
             made = Machine.from_regex(pattern)
             machine = machine_of(words, made)
-            self.constraints._prepare(ident, AutomatonConstraint(machine))
+            self.constraints.prepare(ident, AutomatonConstraint(machine))
             self.constraints.rows.put(ident, AutomatonConstraint(machine))
         checked = different(words)
-        self.constraints._prepare(len(PATTERNS) + 1, checked)
+        self.constraints.prepare(len(PATTERNS) + 1, checked)
         self.constraints.rows.put(len(PATTERNS) + 1, checked)
         self.patterns = [*PATTERNS, LISTS]
         self.live: dict[int, Client] = {}
@@ -203,8 +203,9 @@ class Crowd:
             if step >= steps and (enough() or step >= 20 * steps):
                 break
             pending.append(self.launch(self.plan()))
-            for row in self.live.keys() - self.constraints._opening.keys():
-                self.followed[bool(self.constraints._on_device[row])] += 1
+            for row in self.live:
+                if (on_device := self.constraints.on_device(row)) is not None:
+                    self.followed[on_device] += 1
             while len(pending) > self.dice.choice([0, 1, 1]):
                 self.take(pending.popleft())
         self.constraints.close()
@@ -213,9 +214,7 @@ class Crowd:
 
     def launch(self, plan: StepPlan) -> Launched:
         plan, step = self.constraints.begin(plan, self.table.apply(plan))
-        for row, (place, state) in self.automata._fresh.items():
-            self.automata._tables[row], self.automata._states[row] = place, state
-        self.automata._fresh.clear()
+        self.automata.upload(0)
         step = step.with_short_extends_as_decodes()
         launched = Launched(step, dict(self.live))
         if len(step.sampling):
@@ -238,7 +237,7 @@ class Crowd:
                 kept[line] = kept[line - 1] and tokens[line - 1] == draft
             kind = -1 if found is None else int(found.kinds[line])
             state = -1 if found is None else int(found.states[line])
-            states.append(state if state >= 0 else int(self.automata._states[row]))
+            states.append(state if state >= 0 else int(self.automata.states[row]))
             legal: list[int] = list(range(3, len(TEXTS)))
             if kind == 0:
                 legal = self.legal(row, states[-1])
@@ -250,11 +249,11 @@ class Crowd:
         for line, row in enumerate(rows):
             last = kept[line] and not (line + 1 < len(rows) and number[line + 1] and kept[line + 1])
             if last and found is not None and found.kinds[line] == 0:
-                self.automata._states[row] = self.after(row, states[line], int(tokens[line]))
+                self.automata.states[row] = self.after(row, states[line], int(tokens[line]))
 
     def layout(self, row: int) -> tuple[np.ndarray[Any, Any], int, Layout]:
         """The arena, where the row's automaton begins in it, and how its states are numbered."""
-        arena, table = self.automata._arena.numpy(), int(self.automata._tables[row])
+        arena, table = self.automata.arena.numpy(), int(self.automata.tables[row])
         states, _, returns, inner, bits, shift, depth = arena[table + 1 : table + WORDS_HEADER].tolist()
         return arena, table, Layout(states, returns, inner, bits, shift, depth)
 
@@ -338,9 +337,9 @@ def test_what_is_forgotten_while_it_is_loaded_keeps_no_tables(monkeypatch: pytes
     loaded = Future[Any]()
     constraints.rows._known[9] = loaded
     constraints.begin(StepPlan(1, forgets=pack([1, 9])), crowd.table.apply(StepPlan(1)))
-    assert list(automata._made) == list(range(2, 9))
-    constraints._prepare(9, machine)
-    assert 9 in automata._made
+    assert list(automata.made) == list(range(2, 9))
+    constraints.prepare(9, machine)
+    assert 9 in automata.made
     loaded.set_result(machine)
-    assert list(automata._made) == list(range(2, 9))
+    assert list(automata.made) == list(range(2, 9))
     constraints.close()

@@ -111,10 +111,10 @@ def test_masks_and_states(pattern: str, words: Vocabulary) -> None:
         rows.advance(some, sampled, None, forced)
         for state in takes:
             at[state] = machine.advance(state, token) if token >= 0 else state
-        assert rows._states.tolist()[: len(states)] == at
+        assert rows.states.tolist()[: len(states)] == at
         assert forced.tolist()[: len(takes)] == [0] * len(takes)  # of counts that are zeros
         at = list(states)
-        rows._states[: len(states)] = torch.tensor(states, dtype=torch.int32)
+        rows.states[: len(states)] = torch.tensor(states, dtype=torch.int32)
 
 
 def test_values_that_no_schema_describes() -> None:
@@ -161,10 +161,10 @@ def test_values_that_no_schema_describes() -> None:
         assert found[row].tolist() == words.unpack(machine.mask(state)).tolist(), state
     assert found[len(order)].tolist() == words.unpack(other.mask(0)).tolist()
     for token in range(words.size):
-        rows._states[: len(order)] = torch.tensor(order, dtype=torch.int32)
+        rows.states[: len(order)] = torch.tensor(order, dtype=torch.int32)
         sampled = torch.full((count,), token, dtype=torch.int32, device=DEVICE)
         rows.advance(followed, sampled, None, torch.zeros_like(sampled))
-        behind = rows._states.tolist()
+        behind = rows.states.tolist()
         for row, state in enumerate(order):
             if found[row, token]:
                 assert behind[row] == machine.advance(state, token), (state, token)
@@ -198,7 +198,7 @@ def test_lines_of_all_kinds(words: Vocabulary) -> None:
     kept[2], sampled[2] = 1, o
     forced = torch.full((7,), 9, dtype=torch.int32, device=DEVICE)
     rows.advance(followed, sampled, kept, forced)
-    assert rows._states.tolist()[3] == final
+    assert rows.states.tolist()[3] == final
     assert forced.tolist() == [9, 0, int(found[1].sum() == 1), 0, 1, 9, 9]
 
 
