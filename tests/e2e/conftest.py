@@ -56,6 +56,12 @@ Found = Callable[[Message], bool]
 def _children(children_are_forked: None) -> None: ...
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """The references are tiny: threads that wait for each other take several times as long as one."""
+    torch.set_num_threads(1)
+
+
 async def eventually(condition: Callable[[], bool], what: str) -> None:
     """Wait for something that no message tells."""
     async with asyncio.timeout(PATIENCE):

@@ -79,7 +79,7 @@ def forked(imports: str, folder: Path) -> Iterator[Forked]:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     with subprocess.Popen(
         [sys.executable, str(file)],
-        env=environment | {"PYTHONPATH": ":".join(sys.path)},
+        env=environment | {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
