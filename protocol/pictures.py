@@ -101,6 +101,13 @@ class PlacedPicture(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.rows * self.columns - max(self.rows, self.columns)
 
 
+class PictureLook(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A picture that the tower is to run on, and the key of what it makes."""
+
+    key: bytes
+    picture: Picture
+
+
 class PictureJob(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Decode and fit the picture that the file `data` is."""
 

@@ -60,7 +60,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import structs
 
-from ramify.protocol.pictures import PictureSettings, PlacedPicture
+from ramify.protocol.pictures import PictureLook, PictureSettings, PlacedPicture
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 
 if sys.byteorder != "little":  # pragma: no cover
@@ -115,7 +115,8 @@ class OpenRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `obeyed`: how many of the last tokens of `history` it has taken already: at least `sampled`, more
     where the request continues another one's output.
     `windows`: int32, the last entries of the table of window pages; see the module's top.
-    `pictures`: all of its prompt, in order.
+    `pictures`: all of its prompt, in order, without pixels. Of those that its extends run, the executor
+    keeps what the tower made: see `StepPlan.looks`.
     """
 
     row: int
@@ -215,6 +216,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True)
       runs in this step. A slot may be read by several rows; none is both read and written in one plan.
       Empty where the model has no states.
     - `saves`, `loads`: blocks that go to host memory and come from there, see the module's top.
+    - `looks`: pictures that the tower is to run on, beside the steps. No key is under way or kept.
+      `PicturesSeen` says when what it made is kept; only then may a row's extends run its tokens.
+    - `unseen`: keys that are kept and no longer needed, by no step but those that were sent before.
 
     A plan may have no extends and no decodes (it only closes rows): it still gets a result.
     """
@@ -233,6 +237,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True)
     states: bytes = b""
     saves: list[MovedBlock] = []
     loads: list[MovedBlock] = []
+    looks: list[PictureLook] = []
+    unseen: list[bytes] = []
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
@@ -260,7 +266,6 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     - `reasons`: for each STUCK among `tokens`, why, for the client.
     - `lost`: int32, slots whose load failed: their bytes are not those of the key. `load_us`: the part
       of `elapsed_us` that loads and saves took.
-    - `towers`: pictures that the tower ran for this step.
     """
 
     step: int
@@ -279,7 +284,16 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     guessed: bytes = b""
     lost: bytes = b""
     load_us: int = 0
-    towers: int = 0
+
+
+class PicturesSeen(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
+    """What the tower made of the pictures `keys` is kept; on the pictures `failed` it could not run, for
+    this `reason`. Comes at any time between results, and once a second, empty, while the tower runs.
+    """
+
+    keys: list[bytes] = []
+    failed: list[bytes] = []
+    reason: str = ""
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -319,6 +333,8 @@ class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     kv_dtype: str = "auto"  # "fp8": keys and values as 8-bit floats; else as `dtype`
     host_blocks: int = 0  # slots for blocks of KV in host memory
     pictures: PictureSettings | None = None  # None: it takes none
+    picture_bytes: int = 0  # of what the tower makes of a picture, for each of its tokens
+    picture_room: int = 0  # bytes of that to keep at most; those of one request's pictures in any case
     host_memory: str = ""  # where another process of the machine finds them (`gpu.kv.host_memory`)
     block_bytes: int = 0  # of a block
     kv_stamp: str = ""  # what its KV comes from: model, weights, format; equal stamps fit each other

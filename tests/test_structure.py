@@ -29,11 +29,11 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (318, 642),
+    "actors": (319, 646),
     "actors/cache": (19, 45),
     "actors/calls": (11, 27),
     "actors/cluster": (15, 33),
-    "actors/executor": (9, 11),
+    "actors/executor": (9, 12),
     "actors/front": (8, 16),
     "actors/gateway": (69, 118),
     "actors/grammar": (51, 93),
@@ -41,14 +41,14 @@ SIZES = {
     "actors/links": (6, 10),
     "actors/processes": (6, 7),
     "actors/routing": (6, 12),
-    "actors/scheduler": (23, 51),
+    "actors/scheduler": (24, 55),
     "actors/session": (48, 129),
     "actors/store": (11, 31),
     "actors/tiers": (2, 3),
     "actors/tokenizer": (10, 23),
-    "protocol": (37, 62),
+    "protocol": (37, 63),
     "clients": (83, 138),
-    "gpu": (231, 376),
+    "gpu": (232, 378),
     "benchmarks": (33, 90),
 }
 # measure: bound, goal

@@ -16,7 +16,7 @@ from ramify.actors.kit.relay import Relay
 from ramify.actors.processes.messages import NotStarted
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import ExecutorMessage, SchedulerEvent
-from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepResult, StopExecutor
+from ramify.protocol.plan import ExecutorDown, ExecutorInfo, PicturesSeen, StepResult, StopExecutor
 
 Self = TypeVar("Self", bound="ExecutorHandle")
 
@@ -106,8 +106,9 @@ class ExecutorHandle(ABC):
     def _send(self, message: ExecutorMessage) -> None:
         """Bring `message` to the executor."""
 
-    def _result(self, result: StepResult) -> None:
-        self._outstanding -= 1
+    def _result(self, result: StepResult | PicturesSeen) -> None:
+        if isinstance(result, StepResult):
+            self._outstanding -= 1
         self.signs += 1
         if self.failure is not None:
             return

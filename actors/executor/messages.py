@@ -7,6 +7,7 @@ StartExecutor(spec) ------>
                     <------  SignOfLife, every second without a plan
 StepPlan            ------>
                     <------  StepResult, or ExecutorDown and the end
+                    <------  PicturesSeen, at any time after a plan with pictures to look at
 StopExecutor        ------>  finishes what it has, ends with exit code 0
 
 Of several ranks only rank 0 gets plans and StopExecutor, and sends results: it tells the others.
@@ -15,7 +16,14 @@ Of several ranks only rank 0 gets plans and StopExecutor, and sends results: it 
 from ramify.actors.executor.spec import ExecutorSpec
 from ramify.actors.processes.messages import Loading, ProcessMessage, StartFailed
 from ramify.gpu.ranks.ring import RankPlace
-from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepPlan, StepResult, StopExecutor
+from ramify.protocol.plan import (
+    ExecutorDown,
+    ExecutorInfo,
+    PicturesSeen,
+    StepPlan,
+    StepResult,
+    StopExecutor,
+)
 
 
 class StartExecutor(ProcessMessage, frozen=True):
@@ -30,4 +38,6 @@ class SignOfLife(ProcessMessage, frozen=True):
 
 
 ToExecutor = StartExecutor | StepPlan | StopExecutor
-FromExecutor = SignOfLife | Loading | StartFailed | ExecutorInfo | StepResult | ExecutorDown
+FromExecutor = (
+    SignOfLife | Loading | StartFailed | ExecutorInfo | StepResult | PicturesSeen | ExecutorDown
+)

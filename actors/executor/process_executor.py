@@ -23,7 +23,7 @@ from ramify.actors.processes.child_process import ChildProcess
 from ramify.actors.processes.messages import Loading, StartFailed, decoder, encoder
 from ramify.gpu.ranks.ring import GroupCounters, GroupMemory, RankPlace
 from ramify.protocol.messages import ExecutorMessage
-from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepResult, StopExecutor
+from ramify.protocol.plan import ExecutorDown, ExecutorInfo, PicturesSeen, StepResult, StopExecutor
 
 PROGRAM = "ramify.actors.executor.executor_program"
 PARTING_SECONDS = 0.5  # in which the process shows that made another one fail
@@ -141,8 +141,8 @@ class ProcessExecutor(ExecutorHandle):
     def _receive(self, rank: int, message: FromExecutor) -> None:
         link = self._children[rank].link
         match message:
-            case StepResult():
-                self._silent = set(self._ranks)  # all took part in it
+            case StepResult() | PicturesSeen():
+                self._silent = set(self._ranks)  # all took part in it; of several, none sees
                 self._result(message)  # its credit goes back when the scheduler has taken it
                 return
             case SignOfLife():

@@ -15,10 +15,11 @@ from typing import Protocol
 from ramify.actors.kit.log import get_log
 from ramify.gpu.executors.base import BadLogits, Executor, PendingStep
 from ramify.protocol.messages import ExecutorMessage
-from ramify.protocol.plan import StepResult, StopExecutor
+from ramify.protocol.plan import PicturesSeen, StepResult, StopExecutor
 
 IN_FLIGHT = 2
 POLL_SECONDS = 100e-6  # how late the end of a lone step may be seen; see `_wait`
+SEEN_SECONDS = 1e-3  # how late it may be told that pictures are seen, while no step runs
 
 log = get_log(__name__)
 
@@ -30,20 +31,26 @@ class Inbox(Protocol):
         """The next message; None after `timeout` seconds (None: wait for ever, 0: do not wait)."""
 
 
-def run(executor: Executor, inbox: Inbox, send: Callable[[StepResult], None]) -> None:
+def run(executor: Executor, inbox: Inbox, send: Callable[[StepResult | PicturesSeen], None]) -> None:
     """Run plans until StopExecutor, whose predecessors are all finished and reported first.
 
     What the executor, `inbox.take` or `send` raises ends the loop and is the caller's to handle:
     after an error nothing that the executor holds can be trusted.
     """
     pending: deque[PendingStep] = deque()  # launched, in order
+    tower = executor.tower
     while True:
         while pending and pending[0].ready():
             send(_result(pending.popleft()))
+        if tower is not None and tower.busy and (seen := tower.seen()) is not None:
+            send(seen)
         if len(pending) == IN_FLIGHT:
             send(_result(pending.popleft()))
             continue
-        message = _wait(pending[0], inbox) if pending else inbox.take(None)
+        if pending:
+            message = _wait(pending[0], inbox)
+        else:
+            message = inbox.take(None if tower is None or not tower.busy else SEEN_SECONDS)
         match message:
             case None:
                 continue

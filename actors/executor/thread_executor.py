@@ -20,7 +20,7 @@ from ramify.actors.executor.runner import run
 from ramify.actors.executor.spec import ExecutorSpec, ProgressCallback, build
 from ramify.actors.kit.mailbox import MailboxFull
 from ramify.protocol.messages import ExecutorMessage
-from ramify.protocol.plan import ExecutorInfo, StepResult, StopExecutor
+from ramify.protocol.plan import ExecutorInfo, PicturesSeen, StepResult, StopExecutor
 
 INBOX = 64  # messages; a scheduler keeps two in flight
 
@@ -47,7 +47,7 @@ class ThreadExecutor(ExecutorHandle):
         self._progress = progress
         self._inbox = _ThreadInbox()
         self._abandoned = False
-        self._results: deque[StepResult] = deque()  # from the thread to the loop
+        self._results: deque[StepResult | PicturesSeen] = deque()  # from the thread to the loop
         self._wake_sent = False
         self._ended: asyncio.Future[None] = self._loop.create_future()
         # A daemon: a step that hangs must not keep a process alive whose engine has given up.
@@ -131,7 +131,7 @@ class ThreadExecutor(ExecutorHandle):
             raise _Abandoned
         self._post(self._progress, what, done)
 
-    def _hand_over(self, result: StepResult) -> None:
+    def _hand_over(self, result: StepResult | PicturesSeen) -> None:
         """Several results that are ready together wake the loop once."""
         self._results.append(result)
         if not self._wake_sent:

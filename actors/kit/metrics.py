@@ -21,7 +21,7 @@ from ramify.actors.kit.metric_families import LATENCY, PLAN, STEP, ConstraintCou
 from ramify.actors.kit.report import CredentialUsage, KvTier, RankState, Report, StoreHealth, joined
 from ramify.protocol.cluster import ReplicaLoad
 from ramify.protocol.messages import Finished
-from ramify.protocol.plan import StepResult, unpack
+from ramify.protocol.plan import PicturesSeen, StepResult, unpack
 
 PAST = -1  # instead of a gateway process' number
 
@@ -99,9 +99,12 @@ class Metrics:
             self._drafted += sum(unpack(result.drafted)) - forced
             self._accepted += sum(count - 1 for count in counts if count) - forced
         self._load_us += result.load_us
-        self.pictures_seen += result.towers
         self._step.observe(result.elapsed_us * 1e-6)
         self._plan.observe(plan_seconds)
+
+    def seen(self, seen: PicturesSeen) -> None:
+        """The tower has run on pictures."""
+        self.pictures_seen += len(seen.keys)
 
     def turn(
         self, running: int, waiting: int, retractions: Mapping[str, int], twice: int, room: int

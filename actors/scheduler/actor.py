@@ -30,7 +30,7 @@ from ramify.protocol.messages import (
     SessionMessage,
     Settled,
 )
-from ramify.protocol.plan import ExecutorInfo, StepResult
+from ramify.protocol.plan import ExecutorInfo, PicturesSeen, StepResult
 
 
 class MetricsSink(Protocol):
@@ -38,6 +38,9 @@ class MetricsSink(Protocol):
 
     def step(self, result: StepResult, plan_seconds: float) -> None:
         """Report a step. `plan_seconds`: from its result's arrival to the next plan's departure."""
+
+    def seen(self, seen: PicturesSeen) -> None:
+        """The tower has run on pictures."""
 
     def kv(self, free: int, evictable: int, referenced: int) -> None:
         """Token slots of the pool after a Settled."""
@@ -149,6 +152,8 @@ class SchedulerActor:
         for event in events:
             if type(event) is StepResult:
                 self._metrics.step(event, plan_seconds)
+            elif type(event) is PicturesSeen:
+                self._metrics.seen(event)
             elif type(event) is Settled:
                 size = self._page_size
                 self._metrics.kv(event.free * size, event.evictable * size, event.referenced * size)

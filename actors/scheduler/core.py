@@ -52,6 +52,7 @@ from ramify.protocol.plan import (
     STUCK,
     ExecutorDown,
     ExecutorInfo,
+    PicturesSeen,
     StepPlan,
     StepResult,
     pack,
@@ -144,6 +145,8 @@ class Scheduler:
                 for ident in event.requests:
                     if (found := self._requests.get(ident)) and found.state is RequestState.PARKED:
                         self._admission.enqueue(found)
+            case PicturesSeen():
+                self.lifecycle.pictures_seen(event, now)
             case ExecutorDown():
                 self._next = None
                 self.lifecycle.lost(event.reason, now)
@@ -160,6 +163,8 @@ class Scheduler:
     def settle(self, now: float) -> Settle | None:
         """The next message for the cache, at most one per call."""
         self.lifecycle.batch += 1
+        if self.planner.looks.parked:
+            self.lifecycle.unpark()
         for run in self.planner.awaited:
             self._admission.offer(run)
         self.planner.awaited.clear()
@@ -326,6 +331,8 @@ class Scheduler:
                     run.request.targets.scores.extend(taken)
                 self._settlements.commit(run)
                 if end == run.prompt:
+                    if run.shows:
+                        self.planner.looks.leave(run)
                     if run.states is not None or self._info.window_pages:
                         # slots or pages of its snapshots are the tree's now
                         self._admission.unblock()

@@ -33,7 +33,7 @@ from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.errors import Code
 from ramify.protocol.messages import Commit, Denied, Granted, Submit, session_of
 from ramify.protocol.pictures import missing
-from ramify.protocol.plan import ExecutorInfo
+from ramify.protocol.plan import ExecutorInfo, PicturesSeen
 
 PLACES = 8  # of the waiting queue that a tenant may have, for each that is free
 
@@ -219,11 +219,7 @@ class RequestLifecycle:
         Raises SchedulerError if the grant does not fit the branch.
         """
         ident = request.submit.request
-        if self.down is not None and request.ending is None:
-            self._give_back(request, granted)
-            self.admission.queue.refund(request.account, request.charge)
-            request.charge = 0
-            self.admission.enqueue(request)
+        if (self.down is not None or granted.pictures) and self._put_back(request, granted):
             return
         if not request.computed:
             request.started = now
@@ -259,7 +255,7 @@ class RequestLifecycle:
             run.states = StateSlots(granted, self._planner.working, cuts)
             run.cut = run.states.cut or run.prompt
         run.windows, run.replayed = granted.windows, granted.replayed
-        if granted.pictures and self._info.pictures is not None:
+        if granted.pictures:
             run.show(granted.pictures, self._info.pictures)
         request.replayed += granted.replayed
         self.computed_twice += max(0, request.reached - granted.cached)
@@ -275,6 +271,33 @@ class RequestLifecycle:
             self._planner.loads.add(run, granted.loads)
         elif not (self._planner.loads.saves and self._planner.loads.waits(run)):
             self._planner.admit(run)
+
+    def _put_back(self, request: Request, granted: Granted) -> bool:
+        """Whether `request` cannot begin now: there is no executor, or many wait for pictures."""
+        looks = self._planner.looks
+        crowded = looks.full and any(each.picture is not None for each in granted.pictures)
+        if request.ending is not None or not (self.down is not None or crowded):
+            return False
+        self._give_back(request, granted)
+        self.admission.queue.refund(request.account, request.charge)
+        request.charge = 0
+        if self.down is not None:
+            self.admission.enqueue(request)
+        else:
+            request.state = RequestState.PARKED
+            looks.parked.append(request)
+        return True
+
+    def unpark(self) -> None:
+        """Ask again for requests for which too many others waited for pictures."""
+        for request in self._planner.looks.unparked():
+            self.admission.enqueue(request)
+
+    def pictures_seen(self, message: PicturesSeen, now: float) -> None:
+        """Prompts go on. Where the tower failed, the requests that wait for it end."""
+        for run in self._planner.looks.seen(message):
+            why = f"the model could not look at a picture of the branch: {message.reason}"
+            self.end(run.request, "error", now, "internal", why)
 
     def _give_back(self, request: Request, granted: Granted) -> None:
         request.account.hold(-1)
@@ -338,9 +361,14 @@ class RequestLifecycle:
     def lost(self, reason: str, now: float) -> None:
         """The executor died, and all KV with it: what ran waits for the next one, where it was."""
         self.down = reason
-        ran = []
-        if self._planner.in_flight:  # a body that is loaded may be the cause as well
-            ran = [run.request for run in self.runs.values() if run.opened or run.request.constrained]
+        looks, ran = self._planner.looks, []
+        if self._planner.in_flight or looks.under_way:
+            # a body that is loaded, or a picture that the tower runs on, may be the cause as well
+            ran = [
+                run.request
+                for run in self.runs.values()
+                if run.opened or run.request.constrained or looks.looking(run)
+            ]
         for run in list(self.runs.values()):
             self.retract(run, "executor")
             if run.request.record is not None:

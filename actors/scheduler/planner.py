@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from ramify.actors.scheduler.constraint_table import ConstraintTable
 from ramify.actors.scheduler.drafts import DecodeDrafts, StepDrafts, counts_of, forced_drafts
 from ramify.actors.scheduler.loads import NO_MOVES, KvLoads, Moves
+from ramify.actors.scheduler.looks import NOTHING, Looked, PictureLooks
 from ramify.actors.scheduler.pace import FIRST_ON_CPU, Pace
 from ramify.actors.scheduler.prompt_queue import PromptQueue
 from ramify.actors.scheduler.request import Chunk, Level, RequestRun, SchedulerError, SentStep
@@ -87,6 +88,7 @@ class Planner:
         self._grows: list[GrowRow] = []
         self._copies: dict[int, int] = {}  # page by the page that it is copied to
         self.loads = KvLoads(info)
+        self.looks = PictureLooks(info, self.prompts)
         self.in_flight: deque[SentStep] = deque()
         self.wanted: list[RequestRun] = []  # runs that need a Grow; the caller takes them away
         self.awaited: list[RequestRun] = []  # of the last step, those that requests wait for; the same
@@ -104,8 +106,9 @@ class Planner:
         return self._rows.pop()
 
     def admit(self, run: RequestRun) -> None:
-        """`run` (with a row from `take_row`) is prefilled from the next plan on."""
-        self.prompts.add(run)
+        """`run` (with a row from `take_row`) is prefilled next, or once its pictures are seen."""
+        if not (run.pictures and self.looks.waits(run)):
+            self.prompts.add(run)
 
     @property
     def long_prompts(self) -> int:
@@ -134,6 +137,8 @@ class Planner:
         if self.drafts.speculation is not None and run.out:
             self.drafts.speculation.ended(len(run.out))
         self.prompts.forget(run)
+        if run.shows or run.pictures:
+            self.looks.leave(run)
         if run.decoding:
             self._leave(run)
         if run.opened:
@@ -153,6 +158,7 @@ class Planner:
         self._grows.clear()
         self._copies.clear()
         self.loads.clear()
+        self.looks.clear()
         self.wanted.clear()
         self.awaited.clear()
         self.constraints.reload()
@@ -205,7 +211,7 @@ class Planner:
             prefill = self._prefill(decodes, lines)
             bound, rows = prefill.firsts + bound, prefill.rows + rows
         firsts = prefill.firsts
-        news = self._closes or self.constraints.due or self.loads.due
+        news = any((self._closes, self.constraints.due, self.loads.due, self.looks.due))
         if not bound and not prefill.extends and (self.in_flight or not news):
             return None
         slots = prefill.states.tobytes() + self._decode_states() if self.working else b""
@@ -218,13 +224,13 @@ class Planner:
         grows, self._grows = self._grows, []
         closes = forgets = copies = b""
         loads: list[LoadConstraint] = []
-        moved = NO_MOVES
+        moved, looked = NO_MOVES, NOTHING
         if news or self._copies or self.constraints.dropped:
-            closes, loads, forgets, copies, moved = self._news()
+            closes, loads, forgets, copies, moved, looked = self._news()
         asked, guesses = (b"", b"") if drafts is None else self._ask(drafts)
         plan = StepPlan(
             self.step, closes, prefill.opens, grows, prefill.extends, self._decode_rows, asked, loads,
-            forgets, guesses, copies, slots, *moved,
+            forgets, guesses, copies, slots, *moved, *looked,
         )  # fmt: skip
         for run in firsts:
             run.planned = 1
@@ -232,7 +238,7 @@ class Planner:
         return plan
 
     def _review(self) -> None:
-        """Look at the runs to which something happens at this tick."""
+        """PictureLook at the runs to which something happens at this tick."""
         for run in self._reviews.pop(self._tick):
             if run.decoding and run.due == self._tick:
                 run.planned = self._tick + run.offset
@@ -262,8 +268,9 @@ class Planner:
         found.rows = pack(run.row for run in found.firsts)
         return found
 
-    def _news(self) -> tuple[bytes, list[LoadConstraint], bytes, bytes, Moves]:
-        """Rows that close, constraints to load and forget, copies of pages, blocks: see `StepPlan`."""
+    def _news(self) -> tuple[bytes, list[LoadConstraint], bytes, bytes, Moves, Looked]:
+        """Rows that close, constraints to load and forget, copies of pages, blocks, and pictures: see
+        `StepPlan`."""
         closes, self._closes = pack(self._closes), []
         loads = self.constraints.loads() if self.constraints.due else []
         forgets = self.constraints.forgets() if self.constraints.dropped else b""
@@ -274,8 +281,9 @@ class Planner:
         if self.loads.due:
             moved = self.loads.plan(self.in_flight[-1], self.pace.step_s)
             for run in self.loads.saved():
-                self.prompts.add(run)
-        return closes, loads, forgets, copies, moved
+                self.admit(run)
+        looked = self.looks.plan() if self.looks.due else NOTHING
+        return closes, loads, forgets, copies, moved, looked
 
     def _ask(self, drafts: StepDrafts) -> tuple[bytes, bytes]:
         """Note the drafts of the step that was just planned. Returns them for its plan."""
@@ -353,19 +361,11 @@ class Planner:
         windows, run.windows = run.windows, b""
         done = run.request.done
         pictures, run.pictures = run.pictures, []
+        obeyed = submit.obeyed + done if submit.constraint else 0
         return OpenRow(
-            run.row,
-            run.ident,
-            pages,
-            run.cached,
-            submit.sampling,
-            submit.sampled + done,
-            history,
-            submit.constraint,
-            submit.obeyed + done if submit.constraint else 0,
-            windows,
-            pictures,
-        )
+            run.row, run.ident, pages, run.cached, submit.sampling, submit.sampled + done, history,
+            submit.constraint, obeyed, windows, pictures,
+        )  # fmt: skip
 
     def _schedule(self, run: RequestRun) -> None:
         """Enter, keep or take out `run` of the decode set, `run.planned` being up to date.

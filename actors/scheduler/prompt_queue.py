@@ -28,7 +28,6 @@ from ramify.actors.scheduler.request import Level, RequestRun
 from ramify.protocol.cluster import LOT
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import SPARE
-from ramify.protocol.pictures import MOST_ON_BRANCH
 from ramify.protocol.plan import ExecutorInfo
 
 Chunk = tuple[RequestRun, int, int]  # positions [start, end) of its prompt
@@ -141,10 +140,6 @@ class PromptQueue:
         while left > 0 and line.live > len(stopped):
             self._clean(line)
             run = heap[0][2]
-            brought = run.brings if run not in begun else 0
-            if brought and brought + sum(each.brings for each in begun) > MOST_ON_BRANCH:
-                stopped.append(heapq.heappop(heap))  # a plan has no more pixels than a branch may
-                continue
             self._now = max(self._now, run.turn)
             begun.setdefault(run, run.filled)
             size = min(left, run.lot, run.cut - run.filled)

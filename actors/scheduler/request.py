@@ -251,6 +251,7 @@ class RequestRun:
     states: StateSlots | None = None  # of a model with fixed states
     windows: bytes = b""  # of the table of window pages, see `OpenRow`
     pictures: list[PlacedPicture] = field(default_factory=list)
+    shows: frozenset[bytes] = frozenset()  # pictures of which the executor keeps what it needs
     replayed: int = 0  # tokens whose KV it has twice
     loaded: int = 0  # of `cached`, the last so many come from another tier
     lost: list[bytes] = field(default_factory=list)  # keys of blocks that could not be loaded
@@ -294,17 +295,11 @@ class RequestRun:
     def level(self) -> Level:
         return not self.ahead, self.priority
 
-    def show(self, pictures: list[PlacedPicture], settings: PictureSettings) -> None:
+    def show(self, pictures: list[PlacedPicture], settings: PictureSettings | None) -> None:
         """Its prompt has pictures: the executor is told of them, and of words only."""
+        assert settings is not None
         self.pictures = pictures
         self.tokens, self.history = words(self.tokens, settings), words(self.history, settings)
-
-    @property
-    def brings(self) -> int:
-        """Bytes of pixels that its first chunk takes to the executor."""
-        if self.opened or not self.pictures:
-            return 0
-        return sum(len(each.picture.pixels) for each in self.pictures if each.picture is not None)
 
     @property
     def held(self) -> int:

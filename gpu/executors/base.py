@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from ramify.gpu.step.rows import Ints, StepRows
-from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan, StepResult
+from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, PicturesSeen, StepPlan, StepResult
 
 
 class BadLogits(Exception):
@@ -77,11 +77,29 @@ class PendingStep(Protocol):
         ...
 
 
+class PictureTower(Protocol):
+    """What runs on pictures beside the steps. Used by the executor's thread."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether it runs, or `seen` has news."""
+        ...
+
+    def seen(self) -> PicturesSeen | None:
+        """What has become of pictures since the last call; None: nothing."""
+        ...
+
+
 class Executor(Protocol):
     """Runs plans in order. Used by one thread."""
 
     info: ExecutorInfo
     counters: Counters
+
+    @property
+    def tower(self) -> PictureTower | None:
+        """None: it sees no pictures."""
+        ...
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start a step. Raises PlanError if the plan contradicts the rows."""

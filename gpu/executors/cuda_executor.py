@@ -71,7 +71,7 @@ class CudaExecutor:
         pictures: Pictures | None = None,
     ) -> None:
         self.info = info
-        self._pictures = pictures
+        self.tower = pictures
         self.counters = Counters()
         self.rows = table
         self._device = model.device
@@ -180,13 +180,12 @@ class CudaExecutor:
         scored = step.rows[:0] if step.scored is None else step.scored.owners
         more = obeyed = None
         clock.start()
-        lost, towers = self._move(entry, clock, plan), 0
+        lost = self._move(entry, clock, plan)
         self._upload_pages(entry)
         if len(step.rows):
             late = self.drafts.late
             self._sampler.model_begins()
             frame, final = self._run(entry, step, late)
-            towers = 0 if self._pictures is None else self._pictures.taken()
             constrained = None if self.constraints is None else self.constraints.lines(step)
             more = self._resample(entry, step, frame, late, constrained)
             if step.lines is not None:
@@ -207,9 +206,8 @@ class CudaExecutor:
         asked = self._sampler.logprobs_asked(rows)
         requests = self.rows.requests.copy()
         launched = LaunchedStep(
-            plan.step, step, requests, clock, asked, scored, results, fetched, lost=lost,
-            towers=towers,
-        )  # fmt: skip
+            plan.step, step, requests, clock, asked, scored, results, fetched, lost=lost
+        )
         if step.lines is not None:
             kept = results[len(self._tokens) :]
             launched.drafted = DraftedLines(step.lines, kept, self.drafts.watch(step))
@@ -275,8 +273,8 @@ class CudaExecutor:
 
     def rehearse_pictures(self) -> None:
         """Let the tower of pictures take the memory that the largest one needs."""
-        if self._pictures is not None:
-            self._pictures.rehearse()
+        if self.tower is not None:
+            self.tower.rehearse()
 
     @torch.inference_mode()
     def sample_the_slowest(self) -> None:
@@ -304,6 +302,8 @@ class CudaExecutor:
         self._closed = True
         if self.constraints is not None:
             self.constraints.close()
+        if self.tower is not None:
+            self.tower.close()
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         if self._blocks is not None:
@@ -313,7 +313,7 @@ class CudaExecutor:
             self.drafts.drafter.close()
         self._ring.clear()  # its steps hold the executor
         del self._graphs, self._model, self._ops, self._attention, self._pages, self._tables
-        del self._logits, self._pool, self.drafts, self._pictures
+        del self._logits, self._pool, self.drafts, self.tower
 
     # --- the host's part of a step ---
 
@@ -329,6 +329,8 @@ class CudaExecutor:
     def _begin(self, entry: int, plan: StepPlan) -> StepRows:
         """Apply the plan: what it runs."""
         step = self.drafts.begin(plan)
+        if self.tower is not None:
+            self.tower.take(plan)
         if self.constraints is not None:
             self.constraints.automata.upload(entry)
             if step.asked is not None:
@@ -430,9 +432,9 @@ class CudaExecutor:
     def _shown(self, frame: StepFrame, step: StepRows) -> ShownPictures | None:
         """What takes the embedding's place."""
         pictures = extending(step, self.rows.pictures)
-        if self._pictures is None or not pictures:
+        if self.tower is None or not pictures:
             return None
-        return self._pictures.shown(frame.host.rows, frame.host.positions, pictures)
+        return self.tower.shown(frame.host.rows, frame.host.positions, pictures)
 
     def _tailor(self, entry: int, step: StepRows, late: bool) -> StepFrame:
         """Upload the step as large as it is."""
@@ -455,7 +457,7 @@ class CudaExecutor:
     def _fill(self, entry: int, frame: StepFrame, step: StepRows, plan: Plan, late: bool) -> None:
         draws = self._sampler.draws_for(step.rows[step.sampling], step.draws)
         lay(frame.host, step, draws, plan, self._spare)
-        if self.rows.pictures and self._pictures is not None and self._pictures.turned:
+        if self.rows.pictures and self.tower is not None and self.tower.turned:
             host, extended = frame.host, extending(step, self.rows.pictures)
             moved = host.plan[MOVED_TURNS]
             lay_moved_turns(moved, host.rows, host.positions, self._shifts, extended)
@@ -484,7 +486,7 @@ class CudaExecutor:
 
     def _turns_room(self, bucket: Bucket) -> Plan:
         """Where it is said how tokens of a model that sees pictures turn."""
-        if self._pictures is None or not self._pictures.turned:
+        if self.tower is None or not self.tower.turned:
             return {}
         return {MOVED_TURNS: np.zeros((3, bucket.lines), dtype=np.int32)}
 

@@ -33,6 +33,7 @@ from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
 from ramify.gpu.executors.fake_model import FACTOR, FakeModel, Hashes, mix
 from ramify.gpu.executors.fake_states import FakeBlocks, FakeStates, FakeWindows
+from ramify.gpu.executors.fake_tower import FakeTower
 from ramify.gpu.sampling.acceptance import draft_ends, inputs_of, packed_rows
 from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
 from ramify.gpu.step.step_rows import Tokens, within
@@ -139,7 +140,8 @@ class FakeExecutor:
 
     `drafts`: most that a row may have in a step; 0: there is no drafter. `acceptance`, `generous`: see
     `FakeDrafter`. `line_seconds`: what each line of a step without extends takes beside `step_seconds`.
-    `sees`: pictures may be appended, each 8 to 256 tokens that are all the same.
+    `sees`: pictures may be appended, each 8 to 256 tokens that are all the same. `look_seconds`: what
+    the tower takes for one of them.
     """
 
     def __init__(
@@ -163,6 +165,8 @@ class FakeExecutor:
         host_blocks: int = 0,
         block_seconds: float = 0.0,
         sees: bool = False,
+        look_seconds: float = 0.0,
+        picture_room: int = 1 << 20,
     ) -> None:
         self.model = model if model is not None else FakeModel()
         self.info = ExecutorInfo(
@@ -189,12 +193,15 @@ class FakeExecutor:
             window=window,
             window_pages=window_pages,
             pictures=_PICTURES if sees else None,
+            picture_bytes=8 if sees else 0,
+            picture_room=picture_room if sees else 0,
             window_bytes=_WINDOW_BYTES if window else 0,
             host_blocks=host_blocks,
             kv_stamp=blake2b(repr(self.model).encode(), digest_size=16).hexdigest(),
         )
         self.states = FakeStates(state_slots, max_rows) if state_slots else None
         self.windows = FakeWindows(window, window_pages) if window_pages else None
+        self.tower = FakeTower(look_seconds) if sees else None
         self.counters = Counters()
         self.rows = RowTable(self.info)
         self.constraints = ConstrainedRows(max_rows, self.model.vocab_size)
@@ -237,6 +244,9 @@ class FakeExecutor:
             self._seeds[opened.row] = opened.sampling.seed
             self._greedy[opened.row] = opened.sampling.greedy
             self._logprobs[opened.row] = opened.sampling.logprobs
+        if self.tower is not None:
+            self.tower.take(plan)
+            self.tower.check(step, self.rows.pictures)
         chain = self._run(step)
         if self.windows is not None:
             self.windows.run(plan.step, step, self.rows, self._chain)

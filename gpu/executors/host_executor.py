@@ -24,6 +24,7 @@ from ramify.gpu.sampling.acceptance import AcceptedTokens, draft_ends, inputs_of
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.torch_sampler import Sampler
 from ramify.gpu.step.rows import Ints, PlanError, RowTable, Scored, StepRows
+from ramify.gpu.vision.pictures import Pictures
 from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult, pack
 from ramify.protocol.sampling import TokenLogprobs
 
@@ -58,10 +59,12 @@ class HostExecutor(ABC, Generic[Output]):
         pool: KVPool,
         device: torch.device,
         others: RankTold | None = None,
+        pictures: Pictures | None = None,
     ) -> None:
         """`others`: the ranks beside this one, which hold parts of the model and the pool too."""
         self.info = info
         self._others = others
+        self.tower = pictures
         self.counters = Counters()
         self.rows = table
         self.constraints = ConstrainedRows(info.max_rows, info.vocab_size)
@@ -99,7 +102,6 @@ class HostExecutor(ABC, Generic[Output]):
             reasons=accepted.reasons,
             lost=lost,
             load_us=int(moved * 1e6),
-            towers=self._towers,
         )
         return DoneStep(result, bad_logits(step, self.rows.requests, result))
 
@@ -119,10 +121,12 @@ class HostExecutor(ABC, Generic[Output]):
             if self._others is not None:
                 self._others.close()
             self.constraints.close()
+            if self.tower is not None:
+                self.tower.close()
             self._release()
             if self._blocks is not None:
                 self._blocks.close()
-            del self._pool, self._blocks
+            del self._pool, self._blocks, self.tower
 
     # --- what an executor does in its own way ---
 
@@ -166,7 +170,9 @@ class HostExecutor(ABC, Generic[Output]):
         step = self.drafts.begin(plan)
         if self._others is not None:
             self._others.tell(plan, step)
-        self._lost, self._towers = b"", 0
+        if self.tower is not None:
+            self.tower.take(plan)
+        self._lost = b""
         if self._blocks is not None and plan.saves:
             self._blocks.save(plan.saves)
         if self.rows.copies is not None:

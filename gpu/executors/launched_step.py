@@ -70,7 +70,6 @@ class LaunchedStep:
     drafted: DraftedLines | None = None
     constrained: "Obeyed | None" = None
     lost: Loaded | None = None
-    towers: int = 0  # pictures that the tower ran for it
     _elapsed_us: int | None = None
     _late_us: int = 0
     _moved_us: int = 0
@@ -130,7 +129,6 @@ class LaunchedStep:
             late_us=self._late_us,
             lost=pack(lost) if lost else b"",
             load_us=self._moved_us + beside_us,
-            towers=self.towers,
             logprobs=token_logprobs(words, asked) if len(words) else [],
             scores=scores.tobytes(),
             forced=forced.tobytes() if forced.any() else b"",

@@ -55,10 +55,9 @@ class TorchExecutor(HostExecutor[_Output]):
         if ranks is not None:
             others = RankTold(ranks, table)
             make_ops = partial(RankedTorchOps, ranks, info.vocab_size)
-        super().__init__(table, info, drafter, pool, model.device, others)
+        super().__init__(table, info, drafter, pool, model.device, others, pictures)
         self._model = model
         self._attention = attention
-        self._pictures = pictures
         self._last = torch.zeros(info.max_rows, dtype=torch.int64, device=model.device)
         self._ops = make_ops(pool, self._last, attention)
         # what torch may use at most: set by the thread that loads the model and runs it
@@ -77,19 +76,18 @@ class TorchExecutor(HostExecutor[_Output]):
         return done
 
     def _release(self) -> None:
-        del self._model, self._attention, self._ops, self._pictures
+        del self._model, self._attention, self._ops
 
     def _compute(self, step: StepRows) -> _Output:
         if not len(step.rows):
             nothing = self._model.embedding[:0]
             return ResidualStream(nothing, nothing), None
         pictures, shown = self.rows.pictures, None
-        turned = pictures if self._pictures is not None and self._pictures.turned else {}
+        turned = pictures if self.tower is not None and self.tower.turned else {}
         inputs = torch_inputs(step, self._attention, self._device, self._spare_states, turned)
-        if pictures and self._pictures is not None:
+        if pictures and self.tower is not None:
             rows, positions = (part.cpu().numpy() for part in (inputs.rows, inputs.positions))
-            shown = self._pictures.shown(rows, positions, pictures)
-            self._towers = self._pictures.taken()
+            shown = self.tower.shown(rows, positions, pictures)
         stream = self._model.forward(inputs, self._ops, shown=shown)
         if isinstance(self.drafts.drafter, MtpDrafter):
             self.drafts.drafter.saw(stream.normed)

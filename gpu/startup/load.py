@@ -245,7 +245,7 @@ def _torch(
     tower = None if pictures is None else pictures.tower
     _fill(config, model, form, progress, stored=stored, tower=tower, split=split)
     if pictures is not None:
-        info = msgspec.structs.replace(info, pictures=pictures.settings)
+        info = pictures.described(info)
     follows = split is not None and split.ranks.rank > 0
     small = None
     if not follows:
@@ -370,7 +370,7 @@ def _cuda(
     pictures = empty_pictures(config, model) if split is None else None
     tower = None if pictures is None else pictures.tower
     if pictures is not None:
-        info = msgspec.structs.replace(info, pictures=pictures.settings)
+        info = pictures.described(info)
     fill = partial(_fill_both, config, model, guesser, draft, quantization, progress, split, tower)
     drafter = device_drafter(draft, guesser, msgspec.structs.replace(info, pages=1))
     if drafter is not None:  # it may read the tokens of the slots, wherever they came from

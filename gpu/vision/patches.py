@@ -4,7 +4,6 @@ A pixel has 256 values, so what becomes of each is computed once and looked up.
 """
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,13 +13,17 @@ from ramify.protocol.pictures import Picture, PictureSettings
 class Patches:
     """Cuts pictures for a tower that merges `merge` times `merge` patches to a token."""
 
-    def __init__(self, settings: PictureSettings, frames: int = 2) -> None:
-        """`frames`: how many equal ones a picture is for the tower."""
+    def __init__(
+        self, settings: PictureSettings, frames: int = 2, device: torch.device | None = None
+    ) -> None:
+        """`frames`: how many equal ones a picture is for the tower. `device`: where that is; None: a
+        CPU."""
         self._patch, self._merge = settings.patch, settings.unit // settings.patch
         self._frames = frames
         values = (np.arange(256, dtype=np.float64) * (1 / 255)).astype(np.float32)
         mean, std = np.array(settings.mean, np.float32), np.array(settings.std, np.float32)
-        self._table: npt.NDArray[np.float32] = (values - mean[:, None]) / std[:, None]  # [3, 256]
+        table = (values - mean[:, None]) / std[:, None]  # [3, 256]
+        self._table = torch.from_numpy(table).to(device)
 
     def grid(self, picture: Picture) -> tuple[int, int]:
         """Rows and columns of patches."""
@@ -28,11 +31,11 @@ class Patches:
 
     def cut(self, picture: Picture) -> Tensor:
         """float32[patches, 3 * frames * patch * patch]; the patches of a token follow each other."""
-        shape = picture.height, picture.width, 3
-        pixels = np.frombuffer(picture.pixels, np.uint8).reshape(shape).transpose(2, 0, 1)
-        values = np.stack([own[plane] for own, plane in zip(self._table, pixels, strict=True)])
+        pixels = torch.tensor(np.frombuffer(picture.pixels, np.uint8), device=self._table.device)
+        planes = pixels.view(-1, 3).t().long()
+        values = self._table.gather(1, planes)
         patch, merge, (rows, columns) = self._patch, self._merge, self.grid(picture)
         parts = values.reshape(3, rows // merge, merge, patch, columns // merge, merge, patch)
-        parts = parts.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
-        many = np.broadcast_to(parts, (*parts.shape[:5], self._frames, patch, patch))
-        return torch.from_numpy(many.reshape(rows * columns, -1))
+        parts = parts.permute(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
+        many = parts.expand(*parts.shape[:5], self._frames, patch, patch)
+        return many.reshape(rows * columns, -1)

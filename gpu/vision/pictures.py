@@ -1,102 +1,185 @@
-"""Pictures of an executor: runs the tower on those that a step needs, and keeps what it made of them.
+"""Pictures of an executor: a tower that runs beside the steps, and what it made of each picture.
 
-Outputs are kept in host memory, as many bytes as there is room for; what was not used for longest goes.
-So branches and chunks of a prompt share one run. Pictures of one size run together.
+The tower has a thread of its own: on a GPU also a stream, on a CPU a lower priority than the steps.
+Pictures of one size run together. What was made lies on the model's device until it is forgotten; the
+scheduler says what is looked at and what is forgotten (`StepPlan.looks`).
 """
 
 import math
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+import os
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from ramify.gpu.ops.base import ShownPictures
+from ramify.gpu.step.rows import PlanError
 from ramify.gpu.step.staging import Array
 from ramify.gpu.vision.patches import Patches
 from ramify.gpu.vision.placing import RowPictures, lines_of
 from ramify.gpu.vision.tower import Tower
-from ramify.protocol.pictures import Picture, PictureSettings, PlacedPicture
+from ramify.protocol.pictures import Picture, PictureLook, PictureSettings
+from ramify.protocol.plan import ExecutorInfo, PicturesSeen, StepPlan
 
-_KEPT_BYTES = 512 << 20
-_TOGETHER = 1 << 14  # patches that run at once, or one picture
+ROOM = 512 << 20  # bytes of what was made
+_TOGETHER = 1 << 14  # patches that run at once on a GPU, or one picture; a CPU gains nothing by more
+_SIGN_SECONDS = 1.0
+_END_SECONDS = 5.0
+_NICE = 10  # the tower's threads on a CPU: beside a step they get a tenth
 
 
 class Pictures:
-    def __init__(self, tower: Tower, settings: PictureSettings, room: int = _KEPT_BYTES) -> None:
-        """`room`: bytes of outputs that are kept; those of a step's pictures are in any case."""
-        self._runs = 0
+    """Used by the executor's thread. The tower's own thread begins with the first picture."""
+
+    def __init__(self, tower: Tower, settings: PictureSettings) -> None:
         self.turned = tower.settings.turned
         self.settings = settings
         self.tower = tower
-        self._patches = Patches(settings, tower.settings.frames)
-        self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
-        self._room, self._bytes = room, 0
+        self._cuda = tower.device.type == "cuda"
+        self._patches = Patches(settings, tower.settings.frames, tower.device)
+        self._kept: dict[bytes, Tensor] = {}
+        self._under_way: set[bytes] = set()
+        self._asked: queue.SimpleQueue[PictureLook | None] = queue.SimpleQueue()
+        self._made: deque[tuple[bytes, Tensor | str]] = deque()  # or why it failed
+        self._thread: threading.Thread | None = None
+        make_stream: Any = torch.cuda.Stream
+        self._stream = make_stream(tower.device) if self._cuda else None
+        self._sign_at = 0.0
+
+    def described(self, info: ExecutorInfo) -> ExecutorInfo:
+        """`info`, with what the scheduler has to know."""
+        each = self.tower.settings.width * self.tower.dtype.itemsize
+        return replace(info, pictures=self.settings, picture_bytes=each, picture_room=ROOM)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the tower runs, or `seen` has news."""
+        return bool(self._under_way)
+
+    def take(self, plan: StepPlan) -> None:
+        """Forget and look at what the plan says. Raises PlanError where it contradicts earlier ones."""
+        for key in plan.unseen:
+            if self._kept.pop(key, None) is None:
+                raise PlanError(f"step {plan.step} forgets a picture that is not kept")
+        for look in plan.looks:
+            if look.key in self._kept or look.key in self._under_way:
+                raise PlanError(f"step {plan.step} looks at a picture twice")
+            if not self._under_way:
+                self._sign_at = time.monotonic() + _SIGN_SECONDS
+            self._under_way.add(look.key)
+            self._asked.put(look)
+        if plan.looks and self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="ramify-tower", daemon=True)
+            self._thread.start()
+
+    def seen(self) -> PicturesSeen | None:
+        """What has become of pictures since the last call; empty: the tower runs; None: say nothing."""
+        said = PicturesSeen()
+        while self._made:
+            key, made = self._made.popleft()
+            self._under_way.remove(key)
+            if isinstance(made, Tensor):
+                self._kept[key] = made
+                said.keys.append(key)
+            else:
+                said.failed.append(key)
+                said = replace(said, reason=made)
+        now = time.monotonic()
+        if not said.keys and not said.failed and now < self._sign_at:
+            return None
+        self._sign_at = now + _SIGN_SECONDS
+        return said
 
     def shown(self, rows: Array, positions: Array, pictures: RowPictures) -> ShownPictures | None:
         """What takes the embedding's place in a step; None: it shows no picture.
 
-        Raises ValueError where a picture is neither given nor kept.
+        Raises PlanError where a picture is not kept.
         """
         found = list(lines_of(rows, positions, pictures))
         if not found:
             return None
-        outputs = self._outputs([each.placed for each in found])
-        values = [outputs[each.placed.key][torch.from_numpy(each.offsets)] for each in found]
+        values = []
+        for each in found:
+            made = self._kept.get(each.placed.key)
+            if made is None:
+                raise PlanError("the step shows a picture that is not kept")
+            if self._cuda:  # its memory is the tower's stream's
+                made.record_stream(torch.cuda.current_stream(self.tower.device))
+            values.append(made[each.offsets[0] : each.offsets[-1] + 1])  # of a row's lines, in order
         lines = torch.cat([torch.from_numpy(each.lines) for each in found])
-        device = self.tower.device
-        return ShownPictures(lines.to(device), torch.cat(values).to(device))
+        if self._cuda:
+            lines = lines.pin_memory().to(self.tower.device, non_blocking=True)
+        return ShownPictures(lines, values[0] if len(values) == 1 else torch.cat(values))
 
     def rehearse(self) -> None:
-        """Run the tower on as many patches as it is ever given at once, of black pictures."""
+        """Take the memory of the tower's largest run, and of all that is kept."""
         settings, unit = self.settings, self.settings.unit
         side = max(1, math.isqrt(settings.most) // unit) * unit
         black = Picture(side, side, bytes(3 * side * side))
-        self._run([black] * max(1, _TOGETHER * settings.patch**2 // side**2))
+        most = max(1, _TOGETHER * settings.patch**2 // side**2)
+        made = self._run([black] * most)
+        each = made.nbytes // most  # as pieces of that size, so that the allocator has them
+        with torch.cuda.stream(self._stream):
+            kept = [
+                torch.empty(each, dtype=torch.uint8, device=made.device) for _ in range(ROOM // each)
+            ]
+        del kept
 
-    def taken(self) -> int:
-        """How many pictures the tower ran on since this was asked last."""
-        runs, self._runs = self._runs, 0
-        return runs
+    def close(self) -> None:
+        """End the tower's thread, and forget all. It may be used again."""
+        if self._thread is not None:
+            self._asked.put(None)
+            self._thread.join(_END_SECONDS)
+            self._thread = None
+        self._kept.clear()
 
-    def _outputs(self, placed: Iterable[PlacedPicture]) -> dict[bytes, Tensor]:
-        found: dict[bytes, Tensor] = {}
-        missing: dict[bytes, Picture] = {}
-        for each in placed:
-            if each.key in self._kept:
-                self._kept.move_to_end(each.key)
-                found[each.key] = self._kept[each.key]
-            elif each.picture is None:
-                raise ValueError("a picture of the step is neither given nor kept")
+    # --- the tower's thread ---
+
+    def _look(self) -> None:
+        if not self._cuda and sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        waiting: list[PictureLook] = []
+        while True:
+            while not waiting or not self._asked.empty():
+                look = self._asked.get()
+                if look is None:
+                    return
+                waiting.append(look)
+            batch = self._batch(waiting)
+            waiting = [look for look in waiting if look not in batch]
+            try:
+                made = self._run([look.picture for look in batch])
+                # each in memory of its own, which goes with it
+                outputs = [each.clone() for each in made] if len(batch) > 1 else [made[0]]
+                self._finish()
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"[:200]
+                self._made.extend((look.key, said) for look in batch)
             else:
-                missing[each.key] = each.picture
-        for batch in self._batches(missing):
-            made = self._run([missing[key] for key in batch])
-            self._runs += len(batch)
-            for key, output in zip(batch, made, strict=True):
-                found[key] = self._keep(key, output.clone() if len(batch) > 1 else output)
-        return found
+                self._made.extend(zip((look.key for look in batch), outputs, strict=True))
+
+    def _batch(self, waiting: Sequence[PictureLook]) -> list[PictureLook]:
+        """The oldest, and those of its size: so many at once as `_TOGETHER` says."""
+        rows, columns = grid = self._patches.grid(waiting[0].picture)
+        most = max(1, _TOGETHER // (rows * columns)) if self._cuda else 1
+        return [look for look in waiting if self._patches.grid(look.picture) == grid][:most]
 
     def _run(self, batch: Sequence[Picture]) -> Tensor:
-        """Pictures of one size -> [B, tokens, 1 + deep, output] in host memory."""
+        """Pictures of one size -> [B, tokens, 1 + deep, output] on the device."""
         rows, columns = self._patches.grid(batch[0])
-        patches = torch.stack([self._patches.cut(each) for each in batch])
-        return self.tower.forward(patches, rows, columns).cpu()
+        with torch.cuda.stream(self._stream) if self._cuda else nullcontext():
+            patches = torch.stack([self._patches.cut(each) for each in batch])
+            return self.tower.forward(patches, rows, columns)
 
-    def _batches(self, missing: dict[bytes, Picture]) -> list[list[bytes]]:
-        """Keys of pictures of one size, so many at once as `_TOGETHER` says."""
-        sizes: dict[tuple[int, int], list[bytes]] = {}
-        for key, picture in missing.items():
-            sizes.setdefault(self._patches.grid(picture), []).append(key)
-        batches: list[list[bytes]] = []
-        for (rows, columns), keys in sizes.items():
-            most = max(1, _TOGETHER // (rows * columns))
-            batches += [keys[at : at + most] for at in range(0, len(keys), most)]
-        return batches
-
-    def _keep(self, key: bytes, output: Tensor) -> Tensor:
-        self._kept[key] = output
-        self._bytes += output.nbytes
-        while self._bytes > self._room and len(self._kept) > 1:
-            self._bytes -= self._kept.popitem(last=False)[1].nbytes
-        return output
+    def _finish(self) -> None:
+        """Wait for the tower's stream."""
+        if self._stream is not None:
+            self._stream.synchronize()

@@ -14,6 +14,7 @@ from ramify.protocol.plan import (
     ExecutorDown,
     ExecutorInfo,
     MovedBlock,
+    PicturesSeen,
     StepResult,
 )
 from ramify.protocol.sampling import SamplingParams
@@ -201,4 +202,4 @@ RequestMessage = Submit | CancelRequest | CancelSession | ReadOrPut  # what sess
 SchedulerMessage = RequestMessage | Settled | Brought | Constrain | Unconstrain | CopiedIn
 
 # What the scheduler's mailbox holds: messages of sessions and the cache, results of the executor.
-SchedulerEvent = SchedulerMessage | StepResult | ExecutorDown | ExecutorInfo
+SchedulerEvent = SchedulerMessage | StepResult | PicturesSeen | ExecutorDown | ExecutorInfo

@@ -37,6 +37,8 @@ class Done:
 class Scripted:
     """Steps 1000 and up raise, 2000 and up end the process, 3000 and up hang."""
 
+    tower = None
+
     def __init__(self, closed=""):
         self.info = FakeExecutor().info
         self._closed = closed

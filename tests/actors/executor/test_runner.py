@@ -5,10 +5,20 @@ from collections import deque
 import pytest
 
 from ramify.actors.executor.runner import IN_FLIGHT, run
-from ramify.gpu.executors.base import BadLogits, Counters
+from ramify.gpu.executors.base import BadLogits, Counters, PictureTower
 from ramify.gpu.executors.fake import FakeExecutor
+from ramify.gpu.executors.fake_tower import FakeTower
 from ramify.protocol.messages import ExecutorMessage
-from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult, StopExecutor, pack, unpack
+from ramify.protocol.pictures import Picture, PictureLook
+from ramify.protocol.plan import (
+    ExecutorInfo,
+    PicturesSeen,
+    StepPlan,
+    StepResult,
+    StopExecutor,
+    pack,
+    unpack,
+)
 
 
 class Device:
@@ -24,6 +34,7 @@ class Device:
         self.polls = polls
         self.events: list[str] = []
         self.counters = Counters()
+        self.tower: PictureTower | None = None
 
     def take(self, timeout: float | None) -> ExecutorMessage | None:
         if timeout is None:
@@ -35,8 +46,11 @@ class Device:
         self.events.append(f"launch {plan.step}")
         return Step(self, plan.step)
 
-    def send(self, result: StepResult) -> None:
-        self.events.append(f"send {result.step}")
+    def send(self, result: StepResult | PicturesSeen) -> None:
+        if isinstance(result, PicturesSeen):
+            self.events.append("seen")
+        else:
+            self.events.append(f"send {result.step}")
 
     def close(self) -> None:
         raise AssertionError("the runner does not own the executor")
@@ -91,6 +105,16 @@ def test_message_ends_the_wait_for_a_lone_step() -> None:
     assert device.events[:2] == ["launch 1", "launch 2"]
 
 
+def test_news_of_pictures_is_sent_while_no_step_runs() -> None:
+    """The inbox is asked again and again while the tower runs; then it is waited for."""
+    device = Device([StepPlan(1), None, None, StepPlan(2), StopExecutor()], polls=0)
+    device.tower = tower = FakeTower(0.0)
+    tower.take(StepPlan(1, looks=[PictureLook(b"a", Picture(1, 1, b"abc"))]))
+    run(device, device, device.send)
+    assert device.events == ["seen", "launch 1", "send 1", "launch 2", "send 2"]
+    assert not tower.busy
+
+
 def test_stop_finishes_what_was_launched() -> None:
     device = Device([*plans(1), StopExecutor(), *plans(2)], polls=1000)
     run(device, device, device.send)
@@ -123,8 +147,9 @@ def test_bad_logits_are_a_result_and_the_loop_goes_on() -> None:
             return Bad(self, plan.step) if plan.step == 1 else super().launch(plan)
 
     device = BadDevice([*plans(1, 2), StopExecutor()])
-    results: list[StepResult] = []
-    run(device, device, results.append)
+    sent: list[StepResult | PicturesSeen] = []
+    run(device, device, sent.append)
+    results = [result for result in sent if isinstance(result, StepResult)]
     assert [result.step for result in results] == [1, 2]
     assert list(unpack(results[0].tokens)) == [5, -1]
 

@@ -9,7 +9,6 @@ from ramify.actors.scheduler.prompt_queue import LOT, PromptQueue
 from ramify.actors.scheduler.request import Account, Tenant
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import SPARE
-from ramify.protocol.pictures import MOST_ON_BRANCH
 
 
 class Fixed:
@@ -64,7 +63,6 @@ def run(prompt, account=None, *, ahead=False, filled=0, priority=0):
         place=0,
         turn=0,
         lot=0,
-        brings=0,
     )
 
 
@@ -467,10 +465,3 @@ def test_long_prompts_that_nobody_waits_for_are_not_counted(prompts):
     prompts.forget(ahead)
     prompts.forget(awaited)
     assert prompts.long_awaited == 0
-
-
-def test_a_step_brings_no_more_pixels_than_a_branch_may_have(prompts):
-    one, two, three = add(prompts, run(20), run(20), run(20))
-    one.brings = two.brings = MOST_ON_BRANCH
-    assert taken(prompts) == [(one, 20), (three, 20)]
-    assert taken(prompts) == [(two, 20)]

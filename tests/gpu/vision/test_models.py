@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ramify.gpu.step.rows import PlanError
 from ramify.gpu.vision.patches import Patches
 from ramify.protocol.pictures import (
     Picture,
+    PictureLook,
     PictureSettings,
     PlacedPicture,
     box,
@@ -160,6 +163,21 @@ def normalised(picture: Picture, settings: PictureSettings) -> torch.Tensor:
     return ((values - torch.tensor(settings.mean)) / torch.tensor(settings.std)).permute(2, 0, 1)
 
 
+def see(d: Any, pictures: Sequence[PlacedPicture]) -> list[PlacedPicture]:
+    """Let the tower run on them. Returns what a row is opened with."""
+    shown = {each.key: each.picture for each in pictures if each.picture is not None}
+    d.executor.launch(d.plan(looks=[PictureLook(*each) for each in shown.items()])).result()
+    keys, end = set[bytes](), time.monotonic() + 60
+    while d.executor.tower.busy:
+        assert time.monotonic() < end
+        if (seen := d.executor.tower.seen()) is not None:
+            assert not seen.failed, seen.reason
+            keys.update(seen.keys)
+        time.sleep(0.001)
+    assert keys == shown.keys()
+    return [each.without_pixels() for each in pictures]
+
+
 def reference(
     model: Any, settings: PictureSettings, tokens: list[int], given: Sequence[Picture], n: int
 ) -> list[int]:
@@ -208,6 +226,7 @@ def test_pictures_agree_with_transformers(case: str, tmp_path: Path, drive: Any,
             output += unpack(result.tokens)
         return output + d.decode([row], 11)[row]
 
+    shown = see(d, shown)
     assert run(0, [], 0, shown) == expected
     assert run(1, [shown[0].start + 3, shown[1].stop - 1], 0, shown) == expected
 
@@ -223,6 +242,7 @@ def test_kernels_agree_with_transformers(
     settings = d.executor.info.pictures
     given = pictures(settings, (32, 16))
     tokens, shown = prompt(settings, given)
+    shown = see(d, shown)
     opens, ends = [d.open(0, d.pages(0, 64), pictures=shown)], [5, shown[0].stop - 1, shown[0].stop]
     for start, end in zip([0, *ends], ends, strict=False):
         extend = ExtendRow(0, start, pack(tokens[start:end]), False)
@@ -232,24 +252,30 @@ def test_kernels_agree_with_transformers(
     assert [first, *d.decode([0], 2)[0]] == reference(model, settings, tokens, given, 3)
 
 
-def test_a_tower_runs_once_for_a_picture(tmp_path: Path, drive: Any) -> None:
+def test_what_is_forgotten_is_not_shown(tmp_path: Path, drive: Any) -> None:
+    """Rows and chunks share what the tower made, and none of it is needed where KV is found."""
     save(tmp_path, "qwen3_vl")
     d = drive(tmp_path)
     settings = d.executor.info.pictures
     given = pictures(settings, (40, 40), (40, 40), (16, 80))
     tokens, shown = prompt(settings, given)
-    opens = [d.open(row, d.pages(200 * row, len(tokens)), pictures=shown) for row in range(2)]
+    plain = see(d, shown)
+    opens = [d.open(row, d.pages(200 * row, len(tokens)), pictures=plain) for row in range(2)]
     extends = [ExtendRow(row, 0, pack(tokens), True) for row in range(2)]
     result = d.executor.launch(d.plan(opens=opens, extends=extends)).result()
-    assert result.towers == 3
     first, second = unpack(result.tokens)
     assert first == second
-    plain = [PlacedPicture(each.start, each.rows, each.columns, each.key) for each in shown]
-    half = shown[1].start + 2
+    half = plain[1].start + 2
     again = d.plan(
         opens=[d.open(2, [*d.pages(0, half), *d.pages(600, 200)], cached=half, pictures=plain)],
         extends=[ExtendRow(2, half, pack(tokens[half:]), True)],
+        unseen=[shown[0].key],
     )
-    result = d.executor.launch(again).result()
-    assert result.towers == 0
-    assert unpack(result.tokens)[0] == first
+    assert unpack(d.executor.launch(again).result().tokens)[0] == first
+    with pytest.raises(PlanError, match="not kept"):
+        d.executor.launch(
+            d.plan(
+                opens=[d.open(3, d.pages(900, 200), pictures=plain)],
+                extends=[ExtendRow(3, 0, pack(tokens), True)],
+            )
+        )
