@@ -18,14 +18,17 @@ _TOKENS = 8  # the most that the kernel takes
 _TOLERATED = 0.01  # of the norm; an H200 was off by 0.003
 
 
-def fragment_obstacle(tensors: dict[str, Tensor], wide: Tensor, tiling: FragmentTiling) -> str:
+def fragment_obstacle(
+    tensors: dict[str, Tensor], wide: Tensor, tiling: FragmentTiling, gated: bool
+) -> str:
     """Why eight tokens by a weight are not within 1 % of float32, or do not compile; "": they are.
 
     tensors: as the package has them; wide float32 [outputs, inputs]: the same numbers. A warning tells
     the reason, too.
     """
     try:
-        off = max(_off(tensors, wide, tiling, epilogue) for epilogue in (_STORE, _ADD, _GATED))
+        epilogues = (_GATED,) if gated else (_STORE, _ADD)
+        off = max(_off(tensors, wide, tiling, epilogue) for epilogue in epilogues)
         if off < _TOLERATED:
             return ""
         reason = f"a trial product is off by {off:.3f} of its norm"

@@ -197,8 +197,7 @@ _FOUR_BITS = (
     (256, FourBitTiling(128, 128, 8, 4, sums=128), FourBitTiling(128, 128, 8, 4, sums=128)),
 )
 _MANY_OUTPUTS = 16384
-_MANY_INPUTS = 8192
-_MOST_FRAGMENTS = 0  # tokens: the kernel is off until a GPU has confirmed it once more
+_MOST_FRAGMENTS = 1  # tokens: two and four were not timed, eight are level with the package
 _LEAST_FRAGMENTS = 4096  # outputs and inputs
 FOUR_BITS_INVARIANT = FourBitTiling(64, 64, 4, 4, 1)  # the same for any number of tokens
 _FOUR_BITS_EXACT = FourBitTiling(16, 32, 4, 2)  # float32, which tensor cores do not do
@@ -215,12 +214,8 @@ def four_bit_tiling(tokens: int, outputs: int, dtype: torch.dtype) -> FourBitTil
 def fragment_tiling(tokens: int, shape: tuple[int, int]) -> FragmentTiling | None:
     """Of a product in the layout of tensor cores; None: of too many tokens, or of a small matrix.
 
-    shape: outputs, inputs. As measured on an H200 for one token of Llama-8B's products. The same for any
-    number of tokens.
+    shape: outputs, inputs. As measured on an H200 for one token of Llama-8B's products.
     """
-    outputs, inputs = shape
     if tokens > _MOST_FRAGMENTS or min(shape) < _LEAST_FRAGMENTS:
         return None
-    if outputs >= _MANY_OUTPUTS:
-        return FragmentTiling(4, 1)
-    return FragmentTiling(4, 8) if inputs >= _MANY_INPUTS else FragmentTiling(8, 4)
+    return FragmentTiling(8, 1 if shape[0] >= _MANY_OUTPUTS else 4)

@@ -87,7 +87,7 @@ class _Forms:
     def __init__(self, inner: Form, dtype: torch.dtype, device: torch.device) -> None:
         self._inner, self._dtype, self._device = inner, dtype, device
         self._kernels: dict[str, CompiledRows] = {}
-        self._obstacles: dict[tuple[FragmentTiling, bool], str] = {}
+        self._obstacles: dict[tuple[FragmentTiling, bool, bool], str] = {}
         self._threads = ThreadPoolExecutor(4, "humming")
         self._usable = True
 
@@ -97,32 +97,32 @@ class _Forms:
             return weight
         assert isinstance(weight, FourBitWeight)
         try:
-            return self._made(weight)
+            return self._made(weight, linear.use == "gated")
         except Exception as error:  # no compiler, another driver: the package raises any
             self._usable = False
             _LOG.warning("humming-kernels cannot be used, our own kernels multiply 4 bits: %s: %.300s",
                          type(error).__name__, error)  # fmt: skip
             return weight
 
-    def _made(self, weight: FourBitWeight) -> HummingWeight:
+    def _made(self, weight: FourBitWeight, gated: bool) -> HummingWeight:
         config, tensors = self._laid_out(weight)
         locks = torch.zeros(_LOCKS, dtype=torch.int32, device=self._device)
         kernels = self._compiled(config)
         made = HummingWeight(tensors, weight.shape, kernels, locks)
         tiling = fragment_tiling(1, weight.shape)
         if tiling is not None and _has_fragments(weight, self._dtype):
-            made.obstacle = self._obstacle(weight, tiling)
+            made.obstacle = self._obstacle(weight, tiling, gated)
             made.fragments = not made.obstacle
         return made
 
-    def _obstacle(self, weight: FourBitWeight, tiling: FragmentTiling) -> str:
-        kind = tiling, weight.zeros is None
+    def _obstacle(self, weight: FourBitWeight, tiling: FragmentTiling, gated: bool) -> str:
+        kind = tiling, weight.zeros is None, gated
         if kind not in self._obstacles:
             codes, scales = weight.codes[:, :_OUTPUTS], weight.scales[:, :_OUTPUTS].to(self._dtype)
             zeros = None if weight.zeros is None else weight.zeros[:, :_OUTPUTS]
             part = FourBitWeight(codes, scales, zeros, weight.group, weight.inputs)
             _, tensors = self._laid_out(part)
-            self._obstacles[kind] = fragment_obstacle(tensors, part.floats(), tiling)
+            self._obstacles[kind] = fragment_obstacle(tensors, part.floats(), tiling, gated)
         return self._obstacles[kind]
 
     def _laid_out(self, weight: FourBitWeight) -> tuple[Any, dict[str, Tensor]]:
