@@ -13,9 +13,12 @@ import ipaddress
 import re
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from http.client import HTTPException, HTTPResponse
+from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from ramify.protocol.errors import BadRequest
@@ -23,6 +26,7 @@ from ramify.protocol.pictures import MOST_BYTES, MOST_URL, Origin, host_and_port
 
 FETCHES = 8  # at once
 SECONDS = 10.0  # for all pictures of an op
+LOOKUPS = 32  # of names at once, those that nobody waits for any more included
 _REDIRECTS = 3
 _MOVED = (301, 302, 303, 307, 308)
 _CHUNK = 1 << 16
@@ -77,6 +81,7 @@ class PictureFetcher:
         self._reachable = reachable or is_public
         self._tls = tls
         self._open: set[socket.socket] = set()
+        self._lookups = threading.BoundedSemaphore(LOOKUPS)
 
     def allowance(self) -> Allowance:
         """Of an op that begins."""
@@ -153,9 +158,26 @@ class PictureFetcher:
             self._open -= {plain, connection}
             plain.close()
 
+    def _resolved(self, host: str, port: int, left: Allowance) -> list[Any]:
+        """As of `getaddrinfo`, which has no time limit: a thread waits for it. Raises OSError."""
+        if not self._lookups.acquire(timeout=left.seconds):
+            raise TimeoutError
+        found = Future[list[Any]]()
+
+        def look() -> None:
+            try:
+                found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            except Exception as error:
+                found.set_exception(error)
+            finally:
+                self._lookups.release()
+
+        threading.Thread(target=look, name="lookup", daemon=True).start()
+        return found.result(left.seconds)
+
     def _connected(self, host: str, port: int, left: Allowance) -> socket.socket:
         """A connection to an address that the host has now. Raises _Refused, OSError."""
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = self._resolved(host, port, left)
         addresses = list(dict.fromkeys((family, str(place[0])) for family, _, _, _, place in found))
         if not addresses or not all(self._reachable(address) for _, address in addresses):
             raise _Refused(f"is at {host[:64]}, which is no public address")

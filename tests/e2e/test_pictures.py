@@ -160,6 +160,19 @@ async def test_a_chat_about_pictures(
             await peer.terminal(54)
             text = turn(content).split(MARK)[0] + MARK + " or"
             assert peer.tokens["other"] == expected.said(text, files[1:], 6)
+            joined = {"from": ["other"], "prefix": "Or: ", "branch": "both"}
+            await peer.send(
+                {"type": "fork", "id": 55, "branch": "main", "as": ["both"]},
+                {"type": "join", "id": 56, **joined},
+            )
+            assert (await peer.terminal(56))["result"]["dropped"] == ["other"]
+            await peer.send(peer.greedy(58, branch="both", max_tokens=1))
+            begins = (await peer.terminal(58))["usage"]["prompt"]
+            ids = [150 if each >= FIRST else each for each in (await peer.tree(57))["both"]]
+            shown = [seen(expected.settings, each) for each in files]
+            said = reference(model, expected.settings, ids[:begins], shown, 1)
+            assert ids[begins:] == said
+            assert "Or: " in served.oracle.tokenizer.decode(ids[len(prompt) : begins])
         await served.quiet()
     async with serving(**llama(folder), server=kept) as served, served.connect() as again:
         login = {"session": state["session"], "key": state["key"]}

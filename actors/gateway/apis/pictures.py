@@ -16,8 +16,10 @@ class RequestPictures:
     of `images`.
     """
 
-    def __init__(self, reads: bool, fetches: bool = False) -> None:
+    def __init__(self, reads: bool, fetches: bool = False, told: str = NO_IMAGES) -> None:
+        """`told`: of a picture where none is read."""
         self.reads = reads
+        self._told = told
         self._fetches = fetches
         self.images: list[bytes] = []
         self.places: list[str] = []
@@ -49,7 +51,7 @@ class RequestPictures:
     def _check(self, kind: str, place: str) -> None:
         if not self.reads:
             raise BadRequest(
-                f"`{place}.type` {kind!r}: {NO_IMAGES}" if kind else f"`{place}`: {NO_IMAGES}",
+                f"`{place}.type` {kind!r}: {self._told}" if kind else f"`{place}`: {self._told}",
                 details={"field": f"{place}.type" if kind else place},
             )
         if len(self.images) >= MOST_AT_ONCE:

@@ -18,8 +18,8 @@ def with_pictures(
     parts = list[PendingPart]()
     if decoder is None:
         raise BadRequest(
-            "the model takes no pictures, or not as it is served (those that see do so in floats, "
-            "on a GPU with `--attention torch`): leave `images` out"
+            "the model takes no pictures, or not as it is served (those that see do so in floats, and "
+            "in one process): leave `images` out"
         )
     marks = sum(part.text.count(MARK) for part in pending.parts)
     if marks != len(images):

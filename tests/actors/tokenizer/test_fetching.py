@@ -88,6 +88,28 @@ def test_a_name_with_a_private_address_among_others_is_refused(monkeypatch: pyte
         fetched(PictureFetcher(["rebinds.example"]), "https://rebinds.example/a.png")
 
 
+def test_a_resolver_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is refused in time, with few threads; later ones are served as soon as it answers."""
+    answers, asked = threading.Event(), list[str]()
+
+    def found(host: str, port: int, **_: Any) -> list[Any]:
+        asked.append(host)
+        answers.wait(20)
+        return [(socket.AF_INET, 1, 6, "", ("10.0.0.7", port))]
+
+    monkeypatch.setattr(fetching.socket, "getaddrinfo", found)
+    monkeypatch.setattr(fetching, "LOOKUPS", 3)
+    fetcher = PictureFetcher(["slow.example"], seconds=0.05)
+    for _ in range(5):
+        with pytest.raises(BadRequest, match=r"was not fetched within 0\.05 s"):
+            fetched(fetcher, "https://slow.example/a.png")
+    assert len(asked) == 3
+    answers.set()
+    fetcher = PictureFetcher(["slow.example"])
+    with pytest.raises(BadRequest, match="no public address"):
+        fetched(fetcher, "https://slow.example/a.png")
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "*", "*.", "https://", "ftp://a", "a:0", "a:99999", "a b", "a/b", "https://a/b", "u@a", "a..b"],

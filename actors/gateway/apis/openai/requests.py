@@ -371,7 +371,8 @@ def bad_request(
     """msgspec says: what is wrong - at `$.path`; the field stands in the text where it is unknown."""
     told, field = _told(message, unserved)
     first, _, rest = (field or "").partition(".")
-    mend = mends.get(field or "") or mends.get(rest.rpartition(".")[2]) or mends.get(first)
+    last = rest.rpartition(".")[2].partition("[")[0]  # of a list's entry the list
+    mend = mends.get(field or "") or mends.get(last) or mends.get(first.partition("[")[0])
     return BadRequest(f"{told}: {mend}" if mend else told, details={"field": field})
 
 

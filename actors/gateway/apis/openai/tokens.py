@@ -13,7 +13,7 @@ from msgspec import Meta
 from ramify.actors.gateway.apis.openai.dialogue import Vocabulary, word
 from ramify.actors.gateway.apis.openai.errors import of_error
 from ramify.actors.gateway.apis.openai.requests import Message, chat_of
-from ramify.actors.gateway.apis.pictures import NO_PICTURES
+from ramify.actors.gateway.apis.pictures import RequestPictures
 from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
 from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
@@ -37,6 +37,7 @@ from ramify.protocol.wire import (
 
 TOKENIZE = ("/v1/tokenize", "/tokenize")
 DETOKENIZE = ("/v1/detokenize", "/detokenize")
+_TEXT_ALONE = RequestPictures(False, told="text alone is tokenized here: leave pictures out")
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -73,7 +74,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     def ops(self) -> list[ClientMessage]:
         """The frame that puts it on a branch."""
         text = self.content if self.prompt is None else self.prompt
-        told = None if self.messages is None else chat_of(self.messages, NO_PICTURES)
+        told = None if self.messages is None else chat_of(self.messages, _TEXT_ALONE)
         opened = Open(detach="cancel", ttl_s=0.0, tools=self.tools or None)
         return [opened, Append(id=1, text=text, messages=told)]
 
