@@ -58,7 +58,7 @@ class FakeServer:
             stdout=subprocess.PIPE,
             text=True,
             # So that an executor in a process of its own finds `bench_executor`.
-            env={**os.environ, "PYTHONPATH": _search_path(), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": search_path(), "OMP_NUM_THREADS": "1"},
         )
         self.port: int = self._answer()["port"]
         self.pid = self._process.pid
@@ -102,7 +102,7 @@ class FakeServer:
             raise
 
 
-def _search_path() -> str:
+def search_path() -> str:
     """This folder, before whatever is searched already."""
     return os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
 

@@ -30,7 +30,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fake_server import write_model_folder
+from fake_server import search_path, write_model_folder
 from load import ChunkRecorder
 from replicas import GenerationStream
 from report import headline, machine, percentile, table, write_json
@@ -301,6 +301,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--json")
     options = parser.parse_args()
+    os.environ["PYTHONPATH"] = search_path()  # of replicas, which make a `bench_executor`
     options.tokens = options.tokens or (2000 if options.what == "drain" else 32_000)
     allow_files(10_000)
     what = {"drain": drain, "roles": roles, "kills": kills}[options.what]
