@@ -118,8 +118,7 @@ class GatewayActor:
 
     def loaded(self, vocabulary: Sequence[bytes], served: Served) -> None:
         """The model is loaded. `vocabulary`: what each token id stands for."""
-        self.hub.vocabulary = vocabulary
-        self.hub.served = served
+        self.hub.loaded(vocabulary, served)
 
     def accept(self, credentials: Sequence[Credential]) -> None:
         """From now on these tokens are accepted. Sockets whose token is gone close with 4401."""

@@ -85,11 +85,15 @@ class Hub:
     draining: bool = False
     failed: bool = False  # the engine is gone: sessions end, and sockets are about to be closed
     abuse_logged: float = -math.inf  # engine seconds
+    body_bytes: int = field(init=False)  # of a request: as a frame, or what fills the context
 
-    @property
-    def body_bytes(self) -> int:
-        """The most bytes of a request's body: as a frame, or what fills the context."""
-        return max(self.limits.frame_bytes, TOKEN_BYTES * self.served.context)
+    def __post_init__(self) -> None:
+        self.body_bytes = self.limits.frame_bytes
+
+    def loaded(self, vocabulary: Sequence[bytes], served: Served) -> None:
+        """The model is loaded: `vocabulary` has the bytes of each token id."""
+        self.vocabulary, self.served = vocabulary, served
+        self.body_bytes = max(self.limits.frame_bytes, TOKEN_BYTES * served.context)
 
     @property
     def full(self) -> bool:
