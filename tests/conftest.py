@@ -52,6 +52,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those marked "slow" first: at the end of a run no process waits for another one's long test."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_sessionfinish() -> None:
     """At its end a process gives all of it back."""
     gc.unfreeze()
