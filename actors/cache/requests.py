@@ -116,9 +116,10 @@ class RunningRequests:
         reach = has_kv if resuming is None else min(begins.at, has_kv)
         size = self._page_size
         resident, cached = found.end - found.end % size, reach - reach % size
+        more = max(0, loaded - cached)
         source = self._tree.cut_page(node, reach) if reach > max(cached, loaded) else None
         if message.most and tip.end + message.extra - max(cached, loaded) > message.most:
-            return m.Denied(request, "memory", resident=resident)
+            return m.Denied(request, "memory", resident=resident, stored=more)
         anchor = self._anchor(node, cached)
         self._residency.lock(anchor)
         first = cached // self._page_size
@@ -127,7 +128,7 @@ class RunningRequests:
         lacking = resuming.reserve(begins, end, slots) if resuming is not None else 0
         if lacking:
             self._residency.unlock(anchor)
-            return m.Denied(request, "memory", resident=resident, slots=lacking)
+            return m.Denied(request, "memory", resident=resident, slots=lacking, stored=more)
         tip.refs += 1  # evicting the tail that is run again must not delete it
         self._leases.expire(now)
         if keys:
@@ -144,7 +145,7 @@ class RunningRequests:
                 resuming.leave(begins)
             stored.unpin(keys)
             self._residency.unlock(anchor)
-            return m.Denied(request, "memory", resident=resident, short=short)
+            return m.Denied(request, "memory", resident=resident, short=short, stored=more)
         if source is not None:  # it stays as it is until the plan runs, even if it was evicted just now
             self._copies += source, int(pages[0])
             cached = reach

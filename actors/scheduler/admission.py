@@ -22,6 +22,7 @@ that compute hold the pool meanwhile (thrashing; Denning 1968). So of them,
 - *cold* ones for which KV of others has to go are held, while `MOST_COLD` long prompts are computed, or
   runs hold more than one part in `HELD` of the pool: the rest keeps histories through their pauses.
   `SPACED` times as long as the last cold one took to compute, the next one comes, whatever is held.
+  It is sooner where what goes comes back from host memory; nobody is held where that is cheap (`loads`).
 
 Sizes: pages are claimed only about two steps ahead of prefill (`PromptQueue.lacking`), and a few slots
 for every running request stay free, so that admission does not cause the next retraction.
@@ -33,6 +34,7 @@ from math import inf
 from typing import Literal
 
 from ramify.actors.scheduler.active import ActiveSessions
+from ramify.actors.scheduler.loads import HostReturns
 from ramify.actors.scheduler.planner import Planner
 from ramify.actors.scheduler.preemption import for_row, for_slots
 from ramify.actors.scheduler.queue import MemoryQueue, WaitingQueue
@@ -85,6 +87,7 @@ class Admission:
         self._step = info.step_tokens  # longer prompts are long
         self._pages = info.pages
         self.now = 0.0  # clock seconds
+        self.returns = HostReturns()
         self._next_cold = 0.0  # when a cold prompt may come whatever is held
         self._probes: deque[Request] = deque()  # that may be warm; some may have ended
 
@@ -144,7 +147,7 @@ class Admission:
     def is_cold(self, request: Request) -> bool:
         """Whether `request` is long and cold, takes pages of others, and has to wait for that."""
         planner, settlements = self._planner, self._settlements
-        missing = request.prompt - request.resident
+        missing = request.prompt - request.resident - request.stored
         if missing <= self._step or missing * WARM <= request.prompt or request.ahead:
             return False
         if not planner.running or missing <= settlements.free * self._page_size:
@@ -195,7 +198,7 @@ class Admission:
 
     def _waits_for_room(self, request: Request) -> bool:
         """Whether `request` must leave the reserved pages free."""
-        if request.ignores_reserve or self.active.outranks(request):
+        if request.ignores_reserve or self.returns.cheap or self.active.outranks(request):
             return False
         return request.ahead or not request.account.active
 
@@ -264,8 +267,10 @@ class Admission:
         request.ignores_reserve = request.single_answer = False
         request.most = 0
         missing = run.prompt - run.cached
-        if missing > self._step and missing * WARM > run.prompt and (rate := self._planner.pace.rate(0)):
-            self._next_cold = self.now + SPACED * missing / rate
+        if run.prompt > self._step and (rate := self._planner.pace.rate(0)):
+            self.returns.note(run, self._planner.loads.cost(rate))
+            if missing > self._step and missing * WARM > run.prompt:
+                self._next_cold = self.now + SPACED * self.returns.price * missing / rate
         self.active.take(account, held)
         self.active.foresee(request, run.cap - run.slots)
         if request.level <= self._barred and not request.overtakes:
@@ -279,14 +284,11 @@ class Admission:
 
     def denied(self, request: Request, verdict: Denied, owner: RequestRun | None) -> None:
         """Put back a request that was not granted. `owner`: the run its verdict names."""
-        request.resident = verdict.resident
+        request.resident, request.stored = verdict.resident, verdict.stored
         self.queue.refund(request.account, request.charge)
         probing, request.most, request.charge = request.most > 0, 0, 0
         if verdict.reason == "disk":
             request.state, request.fetched = RequestState.PARKED, True
-            return
-        if probing and verdict.reason == "memory":
-            self.enqueue(request)
             return
         if verdict.reason == "shared" and owner is not None and not self._settlements.owes(verdict.on):
             if owner.filled == owner.kept:
@@ -295,12 +297,14 @@ class Admission:
                 self._planner.prompts.hurry(owner, request.level)
                 return
             self.offer(owner)
-        begun = request.account.active
-        if verdict.slots:  # they come back as runs go on, and at the latest when one ends
+        if (
+            verdict.slots and not probing
+        ):  # they come back as runs go on, and at the latest when one ends
             self.enqueue(request)
-            self._block(inf, request.level)
+            self.block(inf, request.level)
             return
-        if verdict.reason == "memory" and request.leave and begun and not request.ahead:
+        begun = request.account.active
+        if verdict.reason == "memory" and (probing or (request.leave and begun and not request.ahead)):
             self.enqueue(request)  # its session has begun since: now it does not have to leave anything
             return
         if verdict.reason == "memory" and request.leave and not begun:
@@ -318,7 +322,7 @@ class Admission:
             short = max(1, verdict.short)
             request.need = self._settlements.available + short
             if request.ahead or not self._make_pages(request, short):
-                self._block(request.need, request.level)
+                self.block(request.need, request.level)
                 self._single = True
 
     def take(self, request: Request) -> None:
@@ -356,16 +360,12 @@ class Admission:
             if request.state is RequestState.PARKED:
                 self.enqueue(request)
 
-    def wait_for_end(self, level: Level) -> None:
-        """Admit no request of `level` or below until a run ends or nothing runs: pages are short."""
-        self._block(inf, level)
-
     def unblock(self) -> None:
         """Lift all blocks: a run has ended and its pages are on their way back."""
         self._need = [0, 0]
         self._refused = None
 
-    def _block(self, need: float, level: Level) -> None:
+    def block(self, need: float, level: Level) -> None:
         """Admit no request of `level` or below until `need` pages are available or a run ends."""
         ahead = not level[0]
         if not ahead:
@@ -415,8 +415,7 @@ class Admission:
             return False
         if make(request):
             return True
-        self._refused = request, step
-        self._pushes = self.queue.pushes
+        self._refused, self._pushes = (request, step), self.queue.pushes
         return False
 
     def _make_row(self, request: Request) -> bool:

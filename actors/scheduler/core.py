@@ -14,6 +14,7 @@ Time is a number that the caller passes in; sockets, tensors and tasks are unkno
 import heapq
 from array import array
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 
 from ramify.actors.scheduler.deliveries import Deliveries, Segment
 from ramify.actors.scheduler.lifecycle import RequestLifecycle
@@ -407,7 +408,7 @@ class Scheduler:
                 else:
                     run = min(self._runs.values(), key=for_growth)
                     self.lifecycle.retract(run, "memory")
-                    self._admission.wait_for_end(run.request.level)
+                    self._admission.block(inf, run.request.level)
         self.planner.wanted += [run for run in self._hungry if run.live]
         self._hungry = []
 
@@ -421,7 +422,7 @@ class Scheduler:
             self.lifecycle.retract(run, "ahead")
         if runs:
             self._admission.unblock()
-            self._admission.wait_for_end(runs[0].level)
+            self._admission.block(inf, runs[0].level)
 
     # --- another executor ---------------------------------------------------------------------
 

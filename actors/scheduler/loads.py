@@ -12,6 +12,8 @@ How long a block takes is learnt from results, as the pace of prompts is. Loadin
 less time than computing as many tokens; where it seems not to, one request in `PROBE` still loads, so
 that one slow moment is not the last word.
 
+What others lose when pages are taken from them follows from that, too (`HostReturns`).
+
 Does not know pages, rows or the cache.
 """
 
@@ -30,6 +32,8 @@ CPU_BYTES, GPU_BYTES, ALONE = 16 << 20, 128 << 20, 4
 SHARE = 0.25  # of a step
 PROBE = 16
 _FORGET = 8  # results until a rate is half forgotten, about
+LEARNT = 16  # long prompts over which is learnt what host memory has
+CHEAP = 0.5  # of computing: others are let in as if what they take cost nothing
 
 Moves = tuple[list[MovedBlock], list[MovedBlock]]
 NO_MOVES: Moves = [], []  # never changed
@@ -151,3 +155,25 @@ class KvLoads:
     def cost(self, rate: float) -> int:
         """Prompt tokens that could be computed while one block is loaded; at most a block's."""
         return min(BLOCK, int(self.block_s * rate))
+
+
+class HostReturns:
+    """What it costs others to lose their KV: its computing, or a copy, as far as host memory has it.
+
+    Learnt from long prompts, those of sessions that come back: of the tokens that they lack on the
+    device, some are loaded and others computed. So where host memory is too small, or copies are slow,
+    nothing is trusted to it. `price`: of a token that goes, beside computing it, from 0 to 1. `cheap`:
+    nobody has to wait for room.
+    """
+
+    def __init__(self) -> None:
+        self.price, self.cheap = 1.0, False
+        self._part = 0.0  # of what long prompts lacked, what was loaded
+
+    def note(self, run: RequestRun, cost: int) -> None:
+        """`run`, with a long prompt, was granted. `cost`: see `KvLoads.cost`."""
+        lacked = run.loaded + run.prompt - run.cached
+        weight = lacked / (LEARNT * run.prompt)  # who lacked little says little
+        self._part += (run.loaded / lacked - self._part) * weight
+        self.price = 1.0 - self._part * (1.0 - cost / BLOCK)
+        self.cheap = self.price < CHEAP

@@ -142,6 +142,7 @@ class Request:
     run: "RequestRun | None" = None
     ending: Reason | None = None  # ACQUIRING: cancelled meanwhile
     resident: int = 0
+    stored: int = 0  # tokens behind those that it would load
     fetched: bool = False  # it has waited for the disk
     repeated: bool = False  # it runs once more, because KV that it found was not finite
     done: int = 0  # this and the two that follow it: see `keep`

@@ -71,7 +71,8 @@ class Denied(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     "shared": a part of its prefix is being computed by request `on`; acquire again when that
     one commits; "gone": the branch does not exist, or not as the request knew it; "disk": a part of its
     prefix comes from the disk, and `Brought` says when.
-    `resident`: tokens of the branch that are resident now, for the order of the queue.
+    `resident`: tokens of the branch that are resident now, for the order of the queue. `stored`: tokens
+    behind them that it would load.
     """
 
     request: int
@@ -80,6 +81,7 @@ class Denied(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     short: int = 0
     on: int = 0
     slots: int = 0
+    stored: int = 0
 
 
 class Grown(msgspec.Struct, frozen=True, array_like=True, gc=False):

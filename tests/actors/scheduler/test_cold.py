@@ -16,8 +16,8 @@ def gate():
     return Gate(available=50, step_tokens=20)
 
 
-def grant(gate, request, cached=0):
-    run = RequestRun(request, 1, cached, b"", b"", b"", True, 2, 0)
+def grant(gate, request, cached=0, loaded=0):
+    run = RequestRun(request, 1, cached, b"", b"", b"", True, 2, 0, loaded=loaded)
     gate.gate.granted(request, run)
     return run
 
@@ -85,6 +85,40 @@ def test_the_next_comes_when_the_last_is_paid_for_whatever_is_held(gate):
     gate.settlements.available = 49
     gate.gate.now = until
     assert not gate.gate.is_cold(second)
+
+
+def test_what_would_be_loaded_makes_a_prompt_warm(gate):
+    gate.planner.long_prompts = MOST_COLD
+    request = gate.ask(prompt=3 * LONG)
+    assert gate.gate.is_cold(request)
+    denied = Denied(request.submit.request, "memory", stored=3 * LONG - 20)
+    gate.gate.denied(request, denied, None)
+    assert not gate.gate.is_cold(request)
+
+
+def returned(gate, times, loaded=LONG - 1):
+    """Long prompts that had nothing on the device, and so many tokens in host memory."""
+    for _ in range(times):
+        grant(gate, gate.ask(prompt=LONG), cached=loaded, loaded=loaded)
+
+
+def test_where_host_memory_has_what_goes_the_next_comes_sooner(gate):
+    """A copy takes an eighth of computing it, and all that was lacking came from there."""
+    returned(gate, 200)
+    gate.settlements.available = 10
+    gate.gate.now = 100.0
+    first, second = gate.ask(prompt=LONG), gate.ask(prompt=LONG)
+    grant(gate, first)
+    gate.gate.now = 100.0 + SPACED * LONG / 10.0 / 4
+    assert not gate.gate.is_cold(second)
+
+
+def test_where_host_memory_has_what_goes_nobody_waits_for_room(gate):
+    assert not gate.gate.returns.cheap
+    returned(gate, 200, loaded=LONG // 4)
+    assert not gate.gate.returns.cheap
+    returned(gate, 200)
+    assert gate.gate.returns.cheap
 
 
 def test_who_was_warm_puts_nobody_off(gate):

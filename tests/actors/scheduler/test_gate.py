@@ -1,5 +1,6 @@
 """The gate of admission by itself: who is asked pages for, and what a denial does."""
 
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -37,6 +38,7 @@ class Gate:
             lacking=lambda level: 10_000,
             long_prompts=0,
             pace=SimpleNamespace(rate=lambda decodes: 10.0),
+            loads=SimpleNamespace(cost=lambda rate: 8),
             prompts=SimpleNamespace(
                 enough=64, hurry=lambda run, level: self.hurried.append((run, level))
             ),
@@ -255,7 +257,7 @@ def test_the_least_need_counts_and_the_highest_level(gate):
 
 def test_who_must_wait_for_an_end(gate):
     request = gate.ask()
-    gate.gate.wait_for_end((True, 0))
+    gate.gate.block(inf, (True, 0))
     gate.settlements.available = 10**6
     assert gate.gate.pick() == []
     gate.gate.unblock()
