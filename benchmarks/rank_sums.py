@@ -40,7 +40,7 @@ from ramify.protocol.plan import ExecutorInfo, ExtendRow, OpenRow, StepPlan, pac
 from ramify.protocol.sampling import SamplingParams
 
 HIDDEN, REPEATS, MESSAGES = 4096, 50, 300
-SIZES = [1 << power for power in range(14, 27)]  # bytes of a rank's part: 16 KiB to 64 MiB
+SIZES = [1 << power for power in range(14, 29)]  # bytes of a rank's part: 16 KiB to 256 MiB
 TOLD = 2048  # bytes, about a step of 32 decodes
 
 PROMPTS, DECODES, BOUND, ROOM = (7, 300, 1900), 40, 2e-4, 2048
@@ -111,7 +111,7 @@ def ours(ranks: Ranks, x: torch.Tensor) -> str:
     from ramify.gpu.ops.triton_sums import sum_add_norm, sum_rows
 
     peers, found = ranks.peers, ""
-    if peers is None or len(x) > peers.rows:
+    if peers is None or len(x) > peers.most:
         return found
     norm, residual = RMSNorm(torch.ones_like(x[0]), 1e-5), torch.zeros_like(x)
     for name, one_shot in (("one shot", len(x)), ("two", 0)):

@@ -42,7 +42,7 @@ class RankedTritonOps(TritonOps):
         self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm | None
     ) -> LazyStream:
         ids, peers = step.input_ids, self._ranks.peers
-        few = peers is not None and len(ids) <= peers.rows
+        few = peers is not None and len(ids) <= peers.most
         self._now = self._tilings(len(ids), self._sizes)
         if not self._ranks.rank:
             first = super().embed(step, table, scale, None).residual
@@ -72,7 +72,7 @@ class RankedTritonOps(TritonOps):
         else:
             added = self._products.plain(UnscaledRows(rows), linear, 0.0, self._now.add)
         peers = self._ranks.peers
-        if peers is not None and len(added) <= peers.rows:
+        if peers is not None and len(added) <= peers.most:
             return RankPart(added, None)
         return Projection(self._ranks.sum(added), None)
 

@@ -26,7 +26,7 @@ from ramify.gpu.ranks.peers import PeerRows
 
 
 def sum_rows(x: Tensor, peers: PeerRows) -> Tensor:
-    """x [T, hidden] of each rank: their sum. T is at most `peers.rows`."""
+    """x [T, hidden] of each rank: their sum. T is at most `peers.most`."""
     output = torch.empty_like(x)
     _launch(x, peers, output, output, None)
     return output
@@ -41,6 +41,14 @@ def sum_add_norm(x: Tensor, peers: PeerRows, residual: Tensor, norm: RMSNorm | N
 
 def _launch(
     x: Tensor, peers: PeerRows, output: Tensor, residual: Tensor, norm: RMSNorm | None, add: bool = False
+) -> None:
+    for at in range(0, len(x), peers.rows):  # as many as there is memory for
+        rows = slice(at, at + peers.rows)
+        _launch_rows(x[rows], peers, output[rows], residual[rows], norm, add)
+
+
+def _launch_rows(
+    x: Tensor, peers: PeerRows, output: Tensor, residual: Tensor, norm: RMSNorm | None, add: bool
 ) -> None:
     tokens, hidden = x.shape
     block = triton.next_power_of_2(hidden)

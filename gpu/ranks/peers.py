@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 # Bytes of a rank's part of one sum, measured on H200s: what two ranks sum in one shot, or more ranks in
-# one and in two. Larger sums are NCCL's
+# one and in two. Larger sums are made in pieces, or by NCCL
 _MOST_OF_TWO = 64 << 20
 _ONE_SHOT, _MOST = 512 << 10, 8 << 20
+_PIECES_OF_TWO = 4  # of that size each, in which two ranks make larger sums
 
 
 @dataclass(slots=True)
@@ -33,6 +34,11 @@ class PeerRows:
     flags: int
     counts: Tensor
     held: Any = None
+
+    @property
+    def most(self) -> int:
+        """Rows of the largest sum that kernels make."""
+        return self.rows * (_PIECES_OF_TWO if self.ranks == 2 else 1)
 
 
 def room(ranks: int, hidden: int, dtype: torch.dtype, tokens: int) -> tuple[int, int, int]:

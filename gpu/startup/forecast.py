@@ -21,8 +21,8 @@ from ramify.gpu.ops.linear.grouped import BITS, WITH_OFFSETS
 from ramify.gpu.startup.gguf_weights import tensor_names
 from ramify.gpu.startup.machine import context_of, device_of, dtype_of
 from ramify.gpu.startup.memory import free_bytes, has_windows, plan_pages
-from ramify.gpu.startup.quantization import Quantization, choose_quantization
-from ramify.gpu.startup.ranks import refuse_file
+from ramify.gpu.startup.quantization import Quantization
+from ramify.gpu.startup.ranks import quantization_of, refuse_file
 from ramify.gpu.startup.weights import check_weights
 from ramify.protocol.checkpoint.gguf import read_gguf
 from ramify.protocol.config import ModelConfig
@@ -43,10 +43,8 @@ def forecast(path: Path, ranks: int = 1) -> dict[str, str]:
     shape = part_of(whole, 0, ranks)
     device = device_of(config)
     dtype, context = dtype_of(config, shape, device), context_of(config, shape)
-    if ranks > 1:
-        quantization = Quantization("none", "what ranks hold are floats")
-    else:
-        quantization = choose_quantization(config, shape, device)
+    divided = ModelConfig(path=path, tensor_parallel=ranks)
+    quantization = quantization_of(divided, shape, device)
     sizes = Sizes(path, shape, quantization, dtype, whole)
     kept = torch.float16 if quantization.isa is not None else dtype
     token = shape.kv_layout(kept).bytes_per_token

@@ -103,12 +103,10 @@ def join(
     return Split(Ranks(place, device), whole, shape, parameters)
 
 
-def quantization_of(
-    config: ModelConfig, shape: Definition, device: torch.device, split: Split | None
-) -> Quantization:
+def quantization_of(config: ModelConfig, shape: Definition, device: torch.device) -> Quantization:
     """Raises ModelError. Ranks have no integers of a CPU's kernels."""
-    if split is not None and config.quantization == "auto" and device.type == "cpu":
-        return Quantization("none", f"the part of each of {split.ranks.count} ranks is floats")
+    if config.tensor_parallel > 1 and config.quantization == "auto" and device.type == "cpu":
+        return Quantization("none", f"the part of each of {config.tensor_parallel} ranks is floats")
     return choose_quantization(config, shape, device)
 
 

@@ -15,8 +15,8 @@ HIDDEN, RANKS = 48, 2
 class Pair:
     """Two ranks in one process: the first is given what the second would write, so nothing waits."""
 
-    def __init__(self, one_shot: int) -> None:
-        self.rows, self.flags, size = room(RANKS, HIDDEN, torch.float32, 16)
+    def __init__(self, one_shot: int, rows: int = 16) -> None:
+        self.rows, self.flags, size = room(RANKS, HIDDEN, torch.float32, rows)
         self.memory = [torch.zeros(size, dtype=torch.uint8) for _ in range(RANKS)]
         places = torch.tensor([memory.data_ptr() for memory in self.memory])
         self.peers = [
@@ -78,3 +78,17 @@ def test_ranks_get_one_sum(one_shot: int) -> None:
             given[::2] += xs[1][::2]
         assert torch.equal(pair.parts(1)[pair.sums % 2, :3], given)
         assert pair.bells(1)[:4].tolist() == [pair.sums] * 3 + [0]
+
+
+def test_a_larger_sum_is_made_in_pieces() -> None:
+    """Each of as many rows as there is memory for, in the two places by turns."""
+    from ramify.gpu.ops.triton_sums import sum_rows
+
+    torch.manual_seed(2)
+    pair, xs = Pair(2, rows=2), [torch.randn(3, HIDDEN) for _ in range(RANKS)]
+    assert [peers.most for peers in pair.peers] == [8, 8]
+    pair.parts(0)[1], pair.parts(0)[0, 0] = xs[1][:2], xs[1][2]
+    pair.bells(0).copy_(torch.tensor([2, 1]))
+    for x, peers in zip(xs, pair.peers, strict=True):
+        torch.testing.assert_close(sum_rows(x, peers), xs[0] + xs[1])
+    assert pair.bells(1).tolist() == [2, 1]

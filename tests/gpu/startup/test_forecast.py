@@ -119,7 +119,13 @@ def test_what_each_of_two_ranks_has(tmp_path: Path, tied: bool, monkeypatch: pyt
     assert first + second == total + norms + (head if tied else 0)
     sizes = forecast.Sizes(folder, parts[0].config, Quantization("none", ""), torch.float32, whole)
     assert sizes.weights == 4 * first
-    assert "for each of 2 ranks" in forecast.forecast(folder, 2)["weights"]
+    told = forecast.forecast(folder, 2)["weights"]
+    assert "for each of 2 ranks" in told
+    monkeypatch.setattr(forecast, "quantization_of", lambda config, *_: Quantization("fp8", "stored"))
+    fewer = forecast.forecast(folder, 2)["weights"]
+    assert fewer.startswith("fp8 (stored)")
+    sizes = forecast.Sizes(folder, parts[0].config, Quantization("fp8", ""), torch.float32, whole)
+    assert f"{sizes.weights / 2**20:.0f} MiB in memory" in fewer
 
 
 def test_bandwidth_is_measured() -> None:
