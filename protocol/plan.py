@@ -183,19 +183,6 @@ class MovedBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
     part: int = 0
 
 
-class KvBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A block outside of an executor, on its way to or from a disk or another replica.
-
-    `key`: as of `MovedBlock`. `stamp`: `ExecutorInfo.kv_stamp` of whoever computed it: only equal stamps
-    fit each other. `seal`: a checksum of key and data (`gpu.kv.host_memory`).
-    """
-
-    key: bytes
-    stamp: str
-    seal: int
-    data: bytes
-
-
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     """One forward pass. A row stands in at most one of `extends` and `decodes`.
 

@@ -27,12 +27,12 @@ NEWS_S = 0.05  # seconds for which changes are collected before routers are told
 
 
 class Disk(Protocol):
-    """What moves blocks between host memory and a disk, and answers each order with a `DiskResult`."""
+    """Moves blocks between host memory and a disk; answers each order with a `DiskResult`."""
 
     def submit(self, orders: Iterable[m.DiskOrder]) -> None: ...
 
     def renew(self, path: str, slots: int) -> None:
-        """Host memory is another one from now on."""
+        """Use another host memory from now on."""
 
 
 class CacheActor:

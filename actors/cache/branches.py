@@ -77,7 +77,7 @@ class Branches:
             self._pictures[branch] = self._up_to(branch, to)
 
     def pictures(self, branch: int, cached: int) -> list[PlacedPicture]:
-        """Those of the branch, with pixels where not all of one is `cached`."""
+        """The pictures of a branch. Each has its pixels unless all of it is `cached`."""
         found = self._pictures.get(branch, ())
         return [each if each.stop > cached else each.without_pixels() for each in found]
 

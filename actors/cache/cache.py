@@ -119,7 +119,7 @@ class RadixCache:
         return self.residency.referenced
 
     def tiers(self, token_bytes: int) -> list[KvTier]:
-        """What is where, for metrics."""
+        """Blocks, bytes and hits of each tier, for metrics."""
         size, stored = self.tree.block, self.residency.stored
         here, foreign = (self.total - self.free) * self.page_size // size, len(stored.foreign)
         blocks = here, len(stored) - foreign, len(stored.disk or ()), foreign
@@ -198,7 +198,7 @@ class RadixCache:
             self.residency.announcer = None
 
     def news(self) -> list[KvEvents]:
-        """What became resident or cold since the last call, for all listeners.
+        """Blocks that became resident or cold since the last call, for all listeners.
 
         Bounded: call it again while there is `pending_news`.
         """
@@ -221,7 +221,7 @@ class RadixCache:
         return bool(residency.unsaved)
 
     def fetch_ahead(self, branch: int) -> None:
-        """Have what the disk has of a branch come to host memory, as far as that is free."""
+        """Fetch the blocks of a branch from the disk into free host memory."""
         tip = self.branches.find(branch)
         if tip is not None and tip.end > self.tree.block and self._resuming is None:
             found = self._requests.find(tip, tip.end - 1)
@@ -250,7 +250,7 @@ class RadixCache:
         return m.Settled(verdicts, grown, *counts, copies, saves, slots, reads, more)
 
     def lacking(self, message: SeekBlocks) -> Lacking:
-        """What another replica may send of a branch. O(its blocks that are not on the device)."""
+        """The blocks of a branch that another replica may send. O(blocks that are not on the device)."""
         tip = self.branches.find(message.branch)
         if tip is None or not tip.end or self._resuming is not None:
             return Lacking(message.session, message.branch)

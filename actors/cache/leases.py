@@ -21,7 +21,7 @@ _REACH = 64  # nodes above a lease among which those are looked for that it make
 
 
 class Bounds(NamedTuple):
-    """Of one holder: the tokens and the leases that it may have."""
+    """The most tokens and leases that one holder may have."""
 
     tokens: int = 1 << 62
     leases: int = 1 << 62
@@ -64,7 +64,7 @@ class Leases:
         return self._of.get(branch)
 
     def branches(self) -> Iterable[int]:
-        """Those that are followed."""
+        """The branches whose leases follow them."""
         return self._of.keys()
 
     # --- of branches ------------------------------------------------------------------------

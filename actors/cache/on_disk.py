@@ -197,7 +197,7 @@ class DiskWaits:
                     self._end(request)
 
     def expire(self, now: float) -> None:
-        """Those that have waited long enough go on with what there is."""
+        """Let requests that have waited long enough go on with the blocks that are there."""
         for request, (_, until) in list(self._waits.items()):
             if until <= now:
                 self._end(request)

@@ -210,7 +210,7 @@ class RunningRequests:
         return self._residency.stored.loads(keys, cached, first, pages)
 
     def grow(self, message: m.Grow, now: float = 0.0) -> m.Grown:
-        """Whole pages for at least `tokens` more slots, counted from the last page's end."""
+        """Take whole pages for at least `tokens` more slots, counted from the last page's end."""
         run = self._run(message.request)
         self._leases.expire(now)
         pages = self._residency.take(-(-message.tokens // self._page_size))
@@ -255,7 +255,7 @@ class RunningRequests:
             self._finish(run, end)
 
     def take_copies(self) -> bytes:
-        """What was granted since the last call relies on these copies of pages: see `StepPlan.copies`.
+        """Copies of pages on which grants since the last call rely: see `StepPlan.copies`.
 
         They are to be made before any page is written that was granted since then.
         """

@@ -265,7 +265,7 @@ class Residency:
     # --- fixed states, and windows ----------------------------------------------------------
 
     def snapshot(self, node: Node, slot: int, *, end: bool) -> Snapshot:
-        """What resumes behind `node`, which is on the device and has no snapshot, is in `slot`."""
+        """Note that `slot` holds the snapshot behind `node`, which is on the device and has none."""
         assert self.snapshots is not None
         snapshot = self.snapshots.put(node, slot, end=end)
         current: Node | None = node

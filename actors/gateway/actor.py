@@ -113,7 +113,7 @@ class GatewayActor:
         return sum(1 for connection in self.hub.connections.values() if connection.websocket)
 
     def signs(self, secret: bytes) -> None:
-        """From now on, with this secret."""
+        """Sign with this secret from now on."""
         self.hub.secret = secret
 
     def loaded(self, vocabulary: Sequence[bytes], served: Served) -> None:
@@ -121,7 +121,7 @@ class GatewayActor:
         self.hub.loaded(vocabulary, served)
 
     def accept(self, credentials: Sequence[Credential]) -> None:
-        """From now on these tokens are accepted. Sockets whose token is gone close with 4401."""
+        """Accept these tokens from now on. Sockets whose token is gone close with 4401."""
         hub = self.hub
         now = hub.clock.now()
         hub.tokens.replace(credentials)

@@ -91,17 +91,17 @@ class Scheduler:
 
     @property
     def accounts(self) -> Mapping[int, Account]:
-        """Of the sessions that are known, by their numbers."""
+        """The accounts of known sessions, by their numbers."""
         return self.lifecycle.accounts.sessions
 
     @property
     def tenants(self) -> Mapping[str, Tenant]:
-        """Of the credentials that have such sessions, by their names."""
+        """The tenants with a credential, by its name."""
         return self.lifecycle.accounts.tenants
 
     @property
     def requests(self) -> Mapping[int, Request]:
-        """All that have not ended."""
+        """All requests that have not ended."""
         return self._requests
 
     @property

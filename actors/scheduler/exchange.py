@@ -23,7 +23,7 @@ from ramify.protocol.plan import unpack
 
 
 class KvExchange:
-    """What was asked, in order. `copies`: what is to be copied now; `answers`: what fronts are told."""
+    """Requests to move blocks, in order. `copies`: blocks to copy now; `answers`: for fronts."""
 
     def __init__(self) -> None:
         self.copies: list[CopyOut | CopyIn] = []

@@ -125,7 +125,7 @@ class KvLoads:
         return self._beside if decodes else self._alone
 
     def take(self, room: int) -> list[Load]:
-        """What the next plan loads: at most `room` blocks."""
+        """Take at most `room` blocks for the next plan to load."""
         taken: list[Load] = []
         while self.queue and room > 0:
             run, blocks = self.queue.popleft()

@@ -332,7 +332,7 @@ class WaitingQueue:
 
 
 class MemoryQueue:
-    """Who is held in `queue`, and when one is tried. `len`: the held ones."""
+    """Requests held in `queue`, and when each is tried again. `len`: how many are held."""
 
     def __init__(self, queue: WaitingQueue, quantum: int) -> None:
         self._queue = queue

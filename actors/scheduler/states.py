@@ -63,11 +63,11 @@ class StateSlots:
         return source, target
 
     def decodes(self, tick: int) -> None:
-        """It decodes in each step from `tick` on. Its prompt was planned, to a working slot."""
+        """Note that the run decodes in each step from `tick` on. Its prompt ended in a working slot."""
         self._since = tick
 
     def pauses(self, tick: int) -> None:
-        """It does not, from `tick` on."""
+        """Note that the run decodes no more, from `tick` on."""
         if self._since is not None:
             turn = (tick - self._since) % len(self._order)
             self._order = self._order[turn:] + self._order[:turn]

@@ -67,7 +67,7 @@ class Attachments:
 
     @property
     def sockets(self) -> list[int]:
-        """Those that are attached, and those that wait for their `state`."""
+        """The sockets that are attached, and those that wait for their `state`."""
         return [*self._publisher.subscribers, *self._joining]
 
     def _clients(self, write: bool) -> list[tuple[int, str]]:
@@ -255,7 +255,7 @@ class Attachments:
         return not any(message.write for message in self._joining.values())
 
     def leave(self) -> None:
-        """Nobody is here: the time to live begins."""
+        """Begin the time to live: no socket is attached."""
         self._expires = self._publisher.now + self._ttl
         self._state.out.wake(self._expires)
 

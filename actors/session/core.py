@@ -186,7 +186,7 @@ class SessionCore:
 
     @property
     def sockets(self) -> list[int]:
-        """Those that are attached, and those that wait for their `state`."""
+        """The sockets that are attached, and those that wait for their `state`."""
         return self._attachments.sockets
 
     def part(self) -> None:

@@ -410,7 +410,7 @@ class Directory:
         return number, entry
 
     def _leave(self, session: str) -> None:
-        """There is no such session any more."""
+        """Forget a session that has ended."""
         del self.entries[session]
         if not self.entries:
             self._deserted.set()

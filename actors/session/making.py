@@ -59,7 +59,7 @@ class Terms(NamedTuple):
 
     @classmethod
     def of(cls, message: OpenSession) -> "Terms":
-        """Of a new one."""
+        """The terms of a new session."""
         return cls(
             message.owner,
             message.namespace,

@@ -127,7 +127,7 @@ def get(url: str, token: str | None) -> bytes:
 
 
 def about(target: Target) -> dict[str, Any]:
-    """What the server says of itself. Raises BenchFailed if it says nothing."""
+    """Ask the server what it serves. Raises BenchFailed without an answer."""
     path = {"ramify": "/v1/info", "sglang": "/get_model_info", "openai": "/v1/models"}[target.kind]
     url = http_url(target.url) + path
     try:

@@ -73,7 +73,7 @@ def holding(branches: list[BranchState], ttl_s: float | None, persist: str | Non
 
 
 def duration(seconds: float) -> str:
-    """In the largest unit of which there are two, or one exactly: 90 s, 10 min, 6 h, 30 d."""
+    """Write a duration in the largest unit that fits twice, or once exactly: 90 s, 10 min, 6 h, 30 d."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size or seconds == size:
             return f"{seconds / size:.4g} {unit}"

@@ -116,7 +116,7 @@ class Forks(list["AsyncState"]):
         scorers = list(judges) if judges is not None else list(self)
 
         def ops() -> Sequence[Op]:
-            """Who failed in an earlier frame has lost; the server knows those of the same one."""
+            """The op, without branches that failed in an earlier frame."""
             pairs = list(zip(self, scorers, strict=True))
             left = [pair for pair in pairs if pair[0].error is None and pair[1].error is None]
             if len(left) < len(names):

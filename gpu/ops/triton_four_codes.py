@@ -10,7 +10,6 @@ instructions of the GPU.
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from ramify.gpu.ops.linear.base import Weight
 from ramify.gpu.ops.linear.four_bits import UNIT, FourBitWeight
@@ -38,10 +37,6 @@ def packing(weight: Weight, dtype: torch.dtype) -> int:
     per, units = max(1, UNIT // weight.group), max(1, weight.group // UNIT)
     asm = has_instructions(weight, dtype, weight.codes.device)
     return 1 | asm << 1 | weight.is_mxfp4 << 2 | zero_kind(weight) << 3 | per << 5 | units << 8
-
-
-def zeros_of(weight: Weight) -> Tensor | None:
-    return weight.zeros if isinstance(weight, FourBitWeight) else None
 
 
 # Four pairs of bfloat16 or float16 of a pair of words. Integers come out as 128 or 1024 more, MXFP4's

@@ -55,7 +55,7 @@ class McpApi:
         return None
 
     def respond(self, request: HttpRequest, hub: Hub) -> Response | Coroutine[Any, Any, Response]:
-        """What the server that is named answers."""
+        """Ask the server that the request names."""
         credential = credential_of(request, hub, hub.clock.now(), spends=True)
         return hub.routes.unauthorized() if credential is None else self._call(request, hub, credential)
 

@@ -231,7 +231,7 @@ class SessionBinding:
 
 
 def made_up_name() -> str:
-    """For a client that gave none. Nobody guesses it: who knows it can take the client's place."""
+    """A name for a client without one, hard to guess: it lets its bearer take the client's place."""
     return f"c_{secrets.token_urlsafe(9)}"
 
 

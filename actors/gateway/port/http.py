@@ -64,7 +64,7 @@ class Response(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}
 
     def within(self, headers: Mapping[str, str]) -> "Response":
-        """The same with more headers; its own count where both have one."""
+        """This response with more headers; its own win where both have one."""
         return msgspec.structs.replace(self, headers={**headers, **self.headers}) if headers else self
 
     def render(self, *, keeps: bool, head_only: bool = False) -> bytes:
@@ -172,7 +172,7 @@ class RequestParser:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Those of the request; none of a head that is faulty or incomplete."""
+        """The request's headers; none of a head that is faulty or incomplete."""
         return self._head.headers if self._head is not None else {}
 
     def handshake(self) -> tuple[bytes, bytes]:

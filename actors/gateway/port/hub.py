@@ -33,7 +33,7 @@ ABUSE_LOG_S = 10.0  # between two lines of the log about abuse
 
 
 class Socket(Protocol):
-    """What the actor does with a connection."""
+    """A connection, as the gateway actor uses it."""
 
     @property
     def websocket(self) -> bool: ...

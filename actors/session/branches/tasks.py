@@ -147,7 +147,7 @@ class Race:
 
     @property
     def losers(self) -> list[str]:
-        """In the order in which the op names them."""
+        """The losing branches, in the order in which the op names them."""
         won = set(self.decided or ())
         return [name for name in self._places if name not in won]
 

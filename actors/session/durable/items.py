@@ -45,7 +45,7 @@ class StoreDelta:
         self.clear()
 
     def clear(self) -> None:
-        """It has nothing."""
+        """Forget all that was noted."""
         self.put: dict[str, bytes] = {}
         self.drop: list[str] = []
         self.size = 0
@@ -148,7 +148,7 @@ class OpItems:
 
 
 def encoding_cost(segment: InputSegment | OutputSegment) -> int:
-    """What it costs to encode a complete segment (see `Work`)."""
+    """The cost of encoding a complete segment (see `Work`)."""
     if isinstance(segment, OutputSegment):
         return SAVED * len(segment.tokens) // ENCODED
     size = len(segment.text) + 4 * len(segment.tokens)
@@ -320,7 +320,7 @@ def _logprobs(entries: list[TokenLogprob] | None) -> list[TokenLogprobs] | None:
 
 
 def fresh_head(**fields: Any) -> SavedHead:
-    """Of a session that nobody has opened."""
+    """The head of a session that nobody has opened."""
     return SavedHead(
         format=FORMAT, revision=1, lives=[], ttl_s=None, clients=[], waits=[], failed={}, **fields
     )

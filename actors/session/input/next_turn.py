@@ -39,7 +39,7 @@ class NextTurn:
     def find(
         self, op: Append, text: str, tools: list[JsonObject] | None, effort: Effort | None
     ) -> Bound | None:
-        """What is known of the history that a stateless request begins with. O(bytes)."""
+        """Find the history that a stateless request begins with. O(bytes)."""
         state, inside = self._state, self._tokenizer.inside_token
         if not state.binds or not op.messages or op.images:
             return None

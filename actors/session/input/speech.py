@@ -70,7 +70,7 @@ class Speech:
 
     @property
     def end_of_thought(self) -> str:
-        """What ends a thought; "" where there are none."""
+        """The text that ends a thought; "" for a model without thoughts."""
         thought = self.dialect.thought
         if thought is None:
             return ""

@@ -31,7 +31,7 @@ def _tasks(op: Fork, frame: FrameRun) -> list[Task]:
 
 
 def cost_of_children(ctx: OpContext, op: Op, task: Task) -> int:
-    """Of `make_children`, or of so many new roots."""
+    """The cost of `make_children`, or of so many new roots."""
     return len(task.children) * (CHILD + len(ctx.publisher.subscribers) // 4)
 
 

@@ -104,7 +104,7 @@ class OpContext:
         )
 
     def drop_cost(self) -> int:
-        """Of `drop`."""
+        """The cost of `drop` (see `Work`)."""
         return DROP + SOCKET * len(self.publisher.subscribers)
 
     def drop_all(self, branches: Iterable[SessionBranch]) -> Steps[None]:

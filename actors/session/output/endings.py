@@ -40,7 +40,7 @@ class Endings:
         self._on_cut = on_cut
 
     def unsaid(self, generation: GenerationState) -> None:
-        """It failed before it said anything: nor was said what it had to begin with."""
+        """Undo a generation that failed before any output, with the text that it began with."""
         branch = generation.branch
         branch.segments.remove(generation.segment)
         if generation.opened is None:
@@ -184,7 +184,7 @@ def _mean(generation: GenerationState) -> float | None:
 
 
 def refusal(finished: Finished) -> RamifyError:
-    """What a request that failed tells its client."""
+    """The error that a failed request sends to its client."""
     match finished.error:
         case "overloaded":
             return Overloaded(finished.message, retry_ms=RETRY_MS)

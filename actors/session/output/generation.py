@@ -297,16 +297,16 @@ class WaitingGenerations:
         return entries
 
     def pause(self, client: str) -> None:
-        """The client is away: what is added for it waits until it is back."""
+        """Hold what is added for a client that is away, until it is back."""
         self.paused.setdefault(client, OrderedDict())
 
     def withdraw(self, client: str) -> None:
-        """So does what was ready."""
+        """Hold what was ready for a client that is away."""
         for key in [key for key, (_, task) in self.ready.items() if task.frame.client == client]:
             self.paused[client][key] = self.ready.pop(key)
 
     def unpause(self, client: str) -> None:
-        """It is back."""
+        """Make ready what was held for a client that is back."""
         self.ready.update(self.paused.pop(client, ()))
 
 

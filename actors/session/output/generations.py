@@ -93,7 +93,7 @@ class Generations:
 
     @property
     def begun(self) -> Iterable[GenerationState]:
-        """Those that have begun and not ended."""
+        """The generations that have begun and not ended."""
         return self._by_task.values()
 
     def of(self, task: Task) -> GenerationState | None:

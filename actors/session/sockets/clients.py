@@ -34,7 +34,7 @@ class Identity:
 
     @staticmethod
     def new(prefix: str) -> "Identity":
-        """Of a new session, whose id begins with `prefix`."""
+        """The identity of a new session, whose id begins with `prefix`."""
         return Identity(f"{prefix}{secrets.token_urlsafe(9)}", f"k_{secrets.token_urlsafe(18)}")
 
     @property

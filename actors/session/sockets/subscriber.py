@@ -71,7 +71,7 @@ class Subscriber:
 
     @property
     def tools(self) -> Toolbox:
-        """Those that its client declared."""
+        """The tools that its client declared."""
         return self._declared.toolbox
 
     @property

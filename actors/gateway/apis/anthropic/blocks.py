@@ -96,9 +96,6 @@ class ToolUseBlock(Struct, frozen=True, kw_only=True, tag_field="type", tag="too
     toolset_name: None = None
 
 
-ResultPart = TextBlock | ImageBlock | ToolReference
-
-
 class ToolResultBlock(Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_result"):
     tool_use_id: Name
     content: (

@@ -139,7 +139,7 @@ class CountRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def constraint(self) -> Constraint | None:
-        """What the answer must be, behind a thought."""
+        """The constraint on the answer behind a thought."""
         config = self.output_config
         form = (config.format if config is not None else None) or self.output_format
         return Constraint(json_schema=form.schema, after_thought=True) if form is not None else None

@@ -29,7 +29,7 @@ class Signer:
         return base64.b64encode(self._mark + digest).decode()
 
     def verify(self, thought: str, signature: str) -> Verdict:
-        """Whose the signature is, and whether the thought is the one that was signed."""
+        """Whether the signature is ours, ours of another thought ("altered"), or foreign."""
         if len(signature) != 4 * -(-(MARK + DIGEST) // 3):
             return "foreign"
         try:

@@ -66,7 +66,7 @@ def described(served: Served) -> dict[str, Any]:
 
 
 def switched(thinks: bool | None, served: Served, field: str) -> Asked | None:
-    """The same as an effort, where it is said as yes or no. Raises InvalidField."""
+    """The effort that a yes or no stands for. Raises InvalidField."""
     if thinks and (not served.thinks or served.unthought == ""):
         raise InvalidField(f"`{field}`: this model does not think: leave it out")
     return "none" if thinks is False else None

@@ -108,7 +108,7 @@ class StructuredOutputs(Struct, kw_only=True, frozen=True):
     structural_tag: StructuralTag | None = None
 
     def constraint(self) -> Constraint:
-        """The same as `generate` has it. Raises InvalidField."""
+        """The constraint in the form of `generate`. Raises InvalidField."""
         named = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
         if len(named) != 1:
             raise InvalidField(f"`structured_outputs` wants one of {', '.join(self.__struct_fields__)}")
@@ -191,7 +191,7 @@ class _Settings(Struct, kw_only=True, frozen=True):
         return self.n or 1
 
     def constraint(self) -> Constraint | None:
-        """What the output must be. Raises InvalidField."""
+        """The constraint on the output. Raises InvalidField."""
         guided = {
             "json": self.guided_json,
             "regex": self.guided_regex,

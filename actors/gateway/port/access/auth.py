@@ -47,7 +47,7 @@ class AccessTokens:
         self.required = bool(self._accepted)
 
     def replace(self, accepted: Iterable[Credential]) -> None:
-        """From now on these are accepted, and no others."""
+        """Accept these tokens from now on, and no others."""
         self._accepted = {one.digest: one for one in accepted}
         self._by_name = {one.name: one for one in self._accepted.values()}
 

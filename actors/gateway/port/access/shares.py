@@ -126,7 +126,7 @@ class Shares:
             share.configure(credential.limits, now)
 
     def usage(self) -> dict[str, CredentialUsage]:
-        """Of each credential that has been here."""
+        """The use of each credential that has been here."""
         return {name: share.usage for name, share in self._by_name.items()}
 
     @property

@@ -132,7 +132,7 @@ class Idle:
             next(iter(most.values())).close(Close.DONE, "")  # it leaves
 
     def leave(self, address: str, number: int) -> None:
-        """It is taken up or ends. May be called again."""
+        """Note that a connection is taken up or ends. May be called again."""
         name = network_of(address)
         if (found := self._of.get(name)) is not None and found.pop(number, None) is not None:
             self._count -= 1

@@ -77,7 +77,7 @@ class OpRunner:
         return len(self._queues)
 
     def tasks(self) -> list[Task]:
-        """Those that wait or run, in the order in which they came."""
+        """The tasks that wait or run, in the order in which they came."""
         return self._queues.on()
 
     @property
@@ -159,7 +159,7 @@ class OpRunner:
             self._ready.extend(tasks)
 
     def more(self) -> Steps[None]:
-        """What is to be done next."""
+        """The next work to do."""
         return self.steps() if self._ready else self._judge()
 
     def steps(self) -> Steps[None]:
