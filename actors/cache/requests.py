@@ -151,7 +151,7 @@ class RunningRequests:
             cached = reach
         self._residency.touch(node)
         run = self.runs[request] = PageLease(
-            request, message.branch, tip, anchor, first, pages, self._residency.rank
+            request, message.branch, tip, anchor, first, pages, need, self._residency.rank
         )
         begun = Begun() if resuming is None else resuming.begin(run, begins, end, slots)
         blocks = self._loads(away, keys, cached, first, pages, begun.loaded) if keys else []

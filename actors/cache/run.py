@@ -6,6 +6,8 @@ committed. The rest is freed at the end: pages decoded too far, or computed by t
 not know the tree's rules: `requests.py` does.
 """
 
+from dataclasses import dataclass, field
+
 import numpy as np
 
 from ramify.actors.cache.allocator import Pages
@@ -16,54 +18,26 @@ from ramify.actors.cache.windows import Ring
 _GIVEN = -1
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PageLease:
-    """A request from its grant to its final commit. `first`: page index of the first own page."""
+    """A request from its grant to its final commit."""
 
-    __slots__ = (
-        "_count",
-        "_table",
-        "anchor",
-        "branch",
-        "first",
-        "loaded",
-        "mixed",
-        "rank",
-        "reads",
-        "request",
-        "resumes",
-        "ring",
-        "slots",
-        "states",
-        "stored",
-        "tip",
-    )
-
-    def __init__(
-        self,
-        request: int,
-        branch: int,
-        tip: Node,
-        anchor: Node,
-        first: int,
-        pages: Pages,
-        rank: int = 0,
-    ) -> None:
-        self.request = request
-        self.branch = branch
-        self.tip = tip  # head of the branch when it was granted; holds a reference
-        self.anchor = anchor  # holds a lock: the deepest node whose pages the row uses
-        self.first = first
-        self.rank = rank  # see `Residency.rank`
-        self.slots: set[int] = set()  # state slots that it may write
-        self.reads: tuple[int, int] = 0, 0  # a position, and the slot that it may still read; 0: none
-        self.resumes = 0  # where the stored snapshot stands that it loads, until it is in the tree
-        self.states: list[Snapshot] = []  # what it began from and left: as good as its logits
-        self.ring: Ring | None = None  # of a model with windows
-        self.stored: list[bytes] = []  # keys of blocks that it loads, pinned until they are there
-        self.loaded = 0  # tokens in them that are not on the device
-        self.mixed = False  # the path to the anchor has pages that another request computed meanwhile
-        self._table = pages  # int32[capacity], the first `_count` are valid
-        self._count = len(pages)
+    request: int
+    branch: int
+    tip: Node  # head of the branch when it was granted; holds a reference
+    anchor: Node  # holds a lock: the deepest node whose pages the row uses
+    first: int  # page index of the first own page
+    _table: Pages  # its own pages: int32[capacity], the first `_count` are valid
+    _count: int
+    rank: int = 0  # see `Residency.rank`
+    slots: set[int] = field(default_factory=set)  # state slots that it may write
+    reads: tuple[int, int] = 0, 0  # a position, and the slot that it may still read; 0: none
+    resumes: int = 0  # where the stored snapshot stands that it loads, until it is in the tree
+    states: list[Snapshot] = field(default_factory=list)  # began from or left: as good as its logits
+    ring: Ring | None = None  # of a model with windows
+    stored: list[bytes] = field(default_factory=list)  # keys of blocks that it loads, pinned until then
+    loaded: int = 0  # tokens in them that are not on the device
+    mixed: bool = False  # the path to the anchor has pages that another request computed meanwhile
 
     @property
     def end(self) -> int:

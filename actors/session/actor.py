@@ -90,7 +90,7 @@ class SessionActor:
         working: Working | None = None,
     ) -> None:
         self._working = working
-        self._cell = cell_of(core.identity.session)
+        self._cell = b"" if working is None else cell_of(core.identity.session)
         self.core = core
         self._turns = turns
         self._saver = saver

@@ -10,7 +10,7 @@ from ramify.actors.cache.run import PageLease
 @pytest.fixture
 def run() -> PageLease:
     node = Node(None, 0, NO_TOKENS)
-    return PageLease(7, 1, node, node, 3, array(10, 11, 12))
+    return PageLease(7, 1, node, node, 3, array(10, 11, 12), 3)
 
 
 def array(*pages: int) -> np.ndarray:
