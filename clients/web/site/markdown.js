@@ -1,1 +1,1 @@
-import{b as a}from"./chunk-DO7W7VSN.js";import"./chunk-C34DBRTJ.js";import"./chunk-OOJM4CTU.js";export{a as Answer};
+import{b as a}from"./chunk-F2NYVTKW.js";import"./chunk-L6PAJUAO.js";import"./chunk-OOJM4CTU.js";export{a as Answer};

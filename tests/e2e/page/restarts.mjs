@@ -13,7 +13,7 @@ async function restart(how) {
 }
 
 scene("an answer goes on over a restart, and what a restart has lost is told again", async (page) => {
-  await page.getByText(/The server saves them too, for 30 days/).waitFor();
+  await page.getByText(/The server saves them too, for up to 6 h after their last use/).waitFor();
   await send(page, "one");
   await streaming(page);
   await restart("restart");

@@ -12,7 +12,7 @@ import { t } from "../strings.js";
 import { Live } from "./live.js";
 import { asMessages, brief, picturesOf, Tree } from "./tree.js";
 
-const TTL_S = 21_600; // how long the server shall keep a session that nobody looks at; it may keep it shorter
+export const TTL_S = 21_600; // how long the server shall keep a session that nobody looks at; it may keep it shorter
 const TICK_MS = 30; // deltas come in frames, one in so many milliseconds
 const SAVE_MS = 1_000; // of text that is being written
 const EFFORTS = ["low", "medium", "high"]; // that a chat template can be told

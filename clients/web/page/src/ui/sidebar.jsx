@@ -2,6 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { chats, current, exportAll, exportChat, greeted, importFile, newChat, openChat, openSession, panels, remove, rename, search, server } from "../model/app.js";
+import { TTL_S } from "../model/chat.js";
 import { number, t } from "../strings.js";
 import { Icon, IconButton } from "./icons.jsx";
 import { Menu } from "./menu.jsx";
@@ -106,7 +107,7 @@ function kept(info) {
   if (!info) return "";
   const { persist, days = 0 } = info.sessions ?? {};
   if (!persist || persist === "none") return t.serverKeepsNone;
-  return days === 1 ? t.serverKeepsADay : days < 1 ? t.serverKeepsLess : t.serverKeepsDays(number(Math.round(days)));
+  return t.serverKeeps(Math.min(days * 86_400, TTL_S));
 }
 
 export const nameOf = ({ model }) => (model === "default_model" ? t.smallDemo : model);
