@@ -6,18 +6,24 @@ share one run of the tower. What was made stays while a run needs it, up to the 
 then as long as there is room: what was not needed for longest goes first.
 
 A run takes room for all of its pictures at once, in the order of the grants, so no two can wait for each
-other. One alone may take more than there is. Does not know pixels, nor what a tower is.
+other. One alone may take more than there is.
+
+The tower is given a few pictures at a time, as what it was given runs even if nobody wants it any more.
+Levels go first, then tenants take turns. Does not know pixels, nor what a tower is.
 """
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from itertools import count
 
 from ramify.actors.scheduler.prompt_queue import PromptQueue
-from ramify.actors.scheduler.request import Request, RequestRun, RequestState
+from ramify.actors.scheduler.request import Level, Request, RequestRun, RequestState
 from ramify.protocol.pictures import Picture, PictureLook, PlacedPicture
 from ramify.protocol.plan import ExecutorInfo, PicturesSeen
 
 PLAN_BYTES = 4 << 20  # of pixels that go with a plan; one picture does in any case
+TOWER_BYTES = 32 << 20  # of pixels that a GPU's tower has yet to run on; a CPU's runs one by one
+TOWER_PICTURES = 2  # that a tower is given in any case
 Looked = tuple[list[PictureLook], list[bytes]]
 NOTHING: Looked = [], []  # never changed
 
@@ -41,10 +47,14 @@ class PictureLooks:
         self._known: OrderedDict[bytes, _Shown] = OrderedDict()  # those without users by their last use
         self._bytes = self.held = 0  # of all that are known, and of those with users
         self._unsent: dict[bytes, Picture] = {}
+        self._given: dict[bytes, int] = {}  # what the tower has: bytes of pixels
+        self._given_bytes = 0
+        self._most_given = TOWER_BYTES if info.device.startswith("cuda") else 0
+        self._turns = count(1)
         self._unseen: list[bytes] = []  # for the next plan
         self._queue: deque[tuple[RequestRun, dict[bytes, PlacedPicture]]] = deque()  # no room for theirs
         self._waiting: dict[RequestRun, set[bytes]] = {}  # what each still waits for
-        self.parked: deque[Request] = deque()  # to be granted again when fewer runs wait
+        self.parked: list[Request] = []  # to be granted again when fewer runs wait
         self.due = False  # there is something for the next plan
 
     @property
@@ -63,12 +73,13 @@ class PictureLooks:
 
     def unparked(self) -> list[Request]:
         """Those of `parked` whose time has come."""
-        found: list[Request] = []
-        while self.parked and len(self._waiting) + len(found) < self._most:
-            request = self.parked.popleft()
-            if request.state is RequestState.PARKED:
-                found.append(request)
-        return found
+        room = self._most - len(self._waiting)
+        if room < 1:
+            return []
+        parked = [each for each in self.parked if each.state is RequestState.PARKED]
+        parked.sort(key=lambda each: (not each.level[0], -each.level[1], each.account.tenant.looked))
+        self.parked = parked[room:]
+        return parked[:room]
 
     def waits(self, run: RequestRun) -> bool:
         """Whether `run`, whose prompt shows pictures, has to wait. It is added to the prompts when they
@@ -100,6 +111,8 @@ class PictureLooks:
 
     def seen(self, message: PicturesSeen) -> list[RequestRun]:
         """Runs go on whose pictures are all seen now. Returns those that wait for one that failed."""
+        for key in (*message.keys, *message.failed):
+            self._given_bytes -= self._given.pop(key)
         for key in message.keys:
             self._known[key].ready = True
             self._release(key)
@@ -117,29 +130,44 @@ class PictureLooks:
                 if not keys:
                     self._go_on(run)
         self._admit()
+        self.due = self.due or bool(self._unsent)
         return lost
 
     def plan(self) -> Looked:
         """What a plan has the tower look at, and what of it is forgotten."""
         looks: list[PictureLook] = []
         room = PLAN_BYTES
-        for key, picture in list(self._unsent.items()):
-            room -= len(picture.pixels)
+        while self._unsent and self._wants_more():
+            key = self._next()
+            room -= len(self._unsent[key].pixels)
             if looks and room < 0:
                 break
-            looks.append(PictureLook(key, picture))
-            del self._unsent[key]
+            looks.append(look := PictureLook(key, self._unsent.pop(key)))
+            self._given[key] = size = len(look.picture.pixels)
+            self._given_bytes += size
         unseen, self._unseen = self._unseen, []
-        self.due = bool(self._unsent)
+        self.due = bool(self._unsent) and self._wants_more()
         return looks, unseen
 
     def clear(self) -> None:
         """The executor is gone, and all that was kept with it. All runs were dropped."""
         self._known.clear()
         self._unsent.clear()
+        self._given.clear()
         self._unseen.clear()
-        self._bytes = self.held = 0
+        self._bytes = self.held = self._given_bytes = 0
         self.due = False
+
+    def _wants_more(self) -> bool:
+        """Whether the tower is given another picture."""
+        return len(self._given) < TOWER_PICTURES or self._given_bytes < self._most_given
+
+    def _next(self) -> bytes:
+        """The next picture for the tower. O(runs that wait)."""
+        runs = [run for run, keys in self._waiting.items() if run.shows and keys & self._unsent.keys()]
+        run = max(runs, key=_turn)
+        run.account.tenant.looked = next(self._turns)
+        return next(key for key in self._unsent if key in self._waiting[run])
 
     def _take(self, run: RequestRun, wanted: dict[bytes, PlacedPicture]) -> bool:
         """Take room for the pictures of `run`, if there is any."""
@@ -200,3 +228,9 @@ class PictureLooks:
         self._prompts.add(run)
         for request in run.waiters:
             self._prompts.hurry(run, request.level)
+
+
+def _turn(run: RequestRun) -> tuple[Level, int]:
+    """Of what waits, the highest is looked for first."""
+    level = max([run.level, *(request.level for request in run.waiters)])
+    return level, -run.account.tenant.looked

@@ -76,6 +76,7 @@ class Tenant:
     output: float = 0.0  # tokens of its outputs, a mean that forgets; 0: none has ended
     prefilling: int = 0  # sessions whose prompts are being computed
     lacking: int = 0  # prompt tokens of its requests that wait for a first token; see `pace`
+    looked: int = 0  # the turn in which the tower was last given a picture of its; see `looks`
 
     @property
     def waiting(self) -> int:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.scheduler.looks import PLAN_BYTES, PictureLooks
-from ramify.actors.scheduler.request import RequestState
+from ramify.actors.scheduler.looks import PLAN_BYTES, TOWER_BYTES, TOWER_PICTURES, PictureLooks
+from ramify.actors.scheduler.request import Account, RequestState, Tenant
 from ramify.gpu.executors.fake_tower import FakeTower
 from ramify.protocol.pictures import Picture, PlacedPicture
 from ramify.protocol.plan import PicturesSeen, StepPlan
@@ -25,9 +25,10 @@ class Run(SimpleNamespace):
     __hash__, __eq__ = object.__hash__, object.__eq__  # type: ignore[assignment]
 
 
-def run(*names: str | PlacedPicture) -> Any:
+def run(*names: str | PlacedPicture, tenant: Tenant | None = None, level: Any = (True, 0)) -> Any:
     found = [picture(each) if isinstance(each, str) else each for each in names]
-    return Run(pictures=found, shows=frozenset(), waiters=[])
+    account = Account(1, tenant or Tenant())
+    return Run(pictures=found, shows=frozenset(), waiters=[], account=account, level=level)
 
 
 class Prompts:
@@ -47,8 +48,10 @@ class Prompts:
 class World:
     """Looks with room for so many pictures, and a tower that is ready when it is asked."""
 
-    def __init__(self, room: int = 4, rows: int = 64) -> None:
-        info: Any = SimpleNamespace(picture_bytes=EACH, picture_room=room * TOKENS * EACH, max_rows=rows)
+    def __init__(self, room: int = 4, rows: int = 64, device: str = "cuda") -> None:
+        info: Any = SimpleNamespace(
+            picture_bytes=EACH, picture_room=room * TOKENS * EACH, max_rows=rows, device=device
+        )
         self.prompts = Prompts()
         self.looks = PictureLooks(info, self.prompts)  # type: ignore[arg-type]
         self.tower = FakeTower(0.0)
@@ -178,7 +181,7 @@ def test_some_rows_are_left_for_those_without_pictures() -> None:
     for each in runs:
         world.waits(each)
     assert world.looks.full
-    requests: list[Any] = [SimpleNamespace(state=RequestState.PARKED) for _ in range(3)]
+    requests: list[Any] = [parked_request(Tenant()) for _ in range(3)]
     world.looks.parked.extend(requests)
     assert world.looks.unparked() == []
     requests[0].state = RequestState.ENDED
@@ -186,6 +189,69 @@ def test_some_rows_are_left_for_those_without_pictures() -> None:
     assert world.looks.unparked() == [requests[1]]
     world.looks.leave(runs[1])
     assert world.looks.unparked() == [requests[2]]
+
+
+def parked_request(tenant: Tenant, ahead: bool = False) -> Any:
+    level = (not ahead, 0)
+    return SimpleNamespace(state=RequestState.PARKED, level=level, account=Account(1, tenant))
+
+
+def test_what_is_cancelled_is_not_run_in_vain() -> None:
+    """But for the few that the tower has already."""
+    world = World(room=64, device="cpu")
+    gone = [run(*(f"{number}{each}" for each in range(8))) for number in range(6)]
+    for each in gone:
+        world.waits(each)
+        world.send()
+        world.looks.leave(each)
+    wanted = run("wanted")
+    assert world.waits(wanted)
+    assert world.tower.looks == TOWER_PICTURES
+    while wanted not in world.prompts.added:
+        world.see()
+        assert world.looks.due
+        world.send()
+        world.see()
+    assert world.tower.looks == TOWER_PICTURES + 1
+
+
+def test_the_tower_of_a_gpu_is_given_what_it_runs_together() -> None:
+    world = World()
+    half = PLAN_BYTES // 2
+    world.waits(run(*(picture(f"{number}", half) for number in range(99))))
+    sent = [world.send() for _ in range(20)]
+    assert sum(map(len, sent)) * half == TOWER_BYTES
+    assert not world.looks.due
+    world.looks.seen(PicturesSeen([b"0", b"1", b"2"]))
+    assert world.looks.due
+    assert len(world.send()) == 2
+
+
+def test_the_highest_level_is_looked_for_first_and_tenants_take_turns() -> None:
+    world = World(room=99, device="cpu")
+    many, one = Tenant(), Tenant()
+    for level, names in (((False, 0), "abc"), ((True, 0), "defg")):
+        world.waits(run(*names, tenant=many, level=level))
+    world.waits(run("x", "y", tenant=one))
+    sent: list[str] = []
+    for _ in range(9):
+        sent += world.send()
+        world.see()
+    assert "".join(sent) == "dxeyfgabc"
+
+
+def test_who_is_granted_again_first_is_chosen_so_too() -> None:
+    world = World(rows=4)
+    many, one = Tenant(looked=7), Tenant(looked=3)
+    runs = [run("a"), run("b")]
+    for each in runs:
+        world.waits(each)
+    requests = [parked_request(one, ahead=True), parked_request(many), parked_request(one)]
+    world.looks.parked.extend(requests)
+    world.looks.leave(runs[0])
+    assert world.looks.unparked() == [requests[2]]
+    world.looks.leave(runs[1])
+    assert world.looks.unparked() == [requests[1], requests[0]]
 
 
 def test_a_prompt_that_others_wait_for_has_their_level() -> None:
@@ -202,7 +268,7 @@ def test_random_programs(seed: int) -> None:
     """Every run is admitted, fails or ends; its pictures are kept while it needs them; nothing else is
     counted; an executor that is lost takes all along."""
     dice = random.Random(seed)
-    world = World(room=dice.choice([1, 3, 6]))
+    world = World(room=dice.choice([1, 3, 6]), device=dice.choice(["cpu", "cuda"]))
     waiting: list[Any] = []
     ready: list[Any] = []
     for _ in range(300):
