@@ -1,7 +1,7 @@
 """Ask a model about pictures. Start a server with a model that sees, for example
-`ramify serve --model Qwen/Qwen3-VL-2B-Instruct --attention torch`, then
+`make serve MODEL=Qwen/Qwen3-VL-2B-Instruct`, then
 
-    python examples/ask_image.py "What is on the left?" photo.jpg chart.png
+    .venv/bin/python examples/ask_image.py "What is on the left?" photo.jpg chart.png
 
 The pictures go up once: the branches that answer in several ways read them where they are.
 The variable RAMIFY_URL names a server elsewhere.

@@ -86,7 +86,7 @@ def join(
     on_gpu = device.type == "cuda"
     kernels = on_gpu or config.attention == "triton"
     obstacles = {
-        "integers of a CPU's kernels are not; give --quantization none": not kernels
+        "on a CPU ranks hold floats, no integers; give --quantization none": not kernels
         and config.quantization in ("int8", "int4"),
         "--draft mtp reads the whole model; give ngram, or a draft model": config.draft == "mtp",
         f"on a GPU nothing is guessed yet; leave --draft {config.draft} out": kernels

@@ -55,7 +55,7 @@ def _check_constraint(op: Generate, constraint: Constraint, faults: Faults) -> N
     given = [kind for kind in CONSTRAINTS if getattr(constraint, kind) is not None]
     if constraint.continue_ is not None and (given or constraint.after_thought):
         other = given[0] if given else "after_thought"
-        faults.fail(f"constraint.{other}", f"`continue` stands alone: leave out it, or `{other}`")
+        faults.fail(f"constraint.{other}", f"`continue` stands alone: leave it or `{other}` out")
     if constraint.continue_ is False:
         return
     if len(given) != 1 and not constraint.continue_:

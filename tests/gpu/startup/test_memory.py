@@ -167,7 +167,7 @@ def test_half_of_the_free_memory_is_shared_by_the_replicas(
         ({"window": 16, "window_bytes": 300_000}, 1 << 20, "with a window takes 300000 bytes"),
         ({"state_bytes": 16, "kv_bytes_per_token": 0}, 1 << 20, "no layer keeps keys"),
         ({"device": "cuda:0", "drafter": "ngram"}, 1 << 20, "--draft none"),
-        ({"device": "cuda:0", "state_bytes": 16}, 1 << 20, "leave out it or --tensor-parallel"),
+        ({"device": "cuda:0", "state_bytes": 16}, 1 << 20, "leave it or --tensor-parallel out"),
         ({"page_size": 128}, 1 << 20, "--page-size that divides 64"),
         ({"drafter": "model"}, 1 << 20, "ngram on a CPU"),
         ({}, 1000, "takes 262144 bytes"),
