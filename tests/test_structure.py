@@ -44,7 +44,7 @@ SIZES = {
     "actors/scheduler": (24, 55),
     "actors/session": (48, 129),
     "actors/store": (11, 31),
-    "actors/tiers": (2, 3),
+    "actors/tiers": (2, 4),
     "actors/tokenizer": (10, 23),
     "protocol": (37, 63),
     "clients": (83, 138),

@@ -6,7 +6,8 @@
 A record has the key, the seal and a CRC of the block, the turn in which it was written, and a CRC of
 itself. A block is written between two writes of its record: empty, block, record. So whenever a process
 ends, each record that is whole names a block that is. What a machine loses besides shows in the CRCs,
-and is dropped when it is read. N is the first one that no other server has locked.
+and is dropped when it is read. N is one that no other server has locked: of blocks that are wanted, or
+else the first, whose blocks go.
 
 Does not know threads, or which blocks are worth a place.
 """
@@ -47,11 +48,13 @@ class DiskFile:
             raise ConfigError(
                 f"--kv-disk-bytes {most_bytes}: a block takes {size + _SIZE}; give at least that"
             )
+        header = _HEADER.pack(_MAGIC, _VERSION, size, stamp.encode(), 0)[:-4]
+        header = (header + zlib.crc32(header).to_bytes(4, "little")).ljust(_SIZE, b"\0")
         try:
-            self.name, self.index = _locked(folder)
+            self.name, self.index = _locked(folder, header)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._blocks = os.open(folder / f"{self.name}.blocks", flags, 0o600)
-            records = self._opened(stamp)
+            records = self._opened(header)
         except OSError as error:
             raise ConfigError(f"--kv-disk {folder}: {error}; give a folder to write to") from error
         self._turn = max((record[3] for _, record in records), default=0)
@@ -79,10 +82,8 @@ class DiskFile:
         os.close(self._blocks)
         os.close(self.index)
 
-    def _opened(self, stamp: str) -> list[tuple[int, Record]]:
-        """The places with a block of this stamp, and their records."""
-        header = _HEADER.pack(_MAGIC, _VERSION, self.size, stamp.encode(), 0)[:-4]
-        header = (header + zlib.crc32(header).to_bytes(4, "little")).ljust(_SIZE, b"\0")
+    def _opened(self, header: bytes) -> list[tuple[int, Record]]:
+        """The places with a block of this kind, and their records."""
         if os.pread(self.index, _SIZE, 0) != header:
             os.ftruncate(self.index, 0)
             os.ftruncate(self._blocks, 0)
@@ -113,19 +114,35 @@ def empty_block(size: int) -> Bytes:
     return np.zeros(size, dtype=np.uint8)
 
 
-def _locked(folder: Path) -> tuple[str, int]:
-    """The name of the first file that no other process uses, and its index, locked. Raises OSError."""
+def _locked(folder: Path, header: bytes) -> tuple[str, int]:
+    """The name of a file that no other process uses, and its index, locked. Raises OSError.
+
+    One with this header, if there is one: servers of several models that share a folder find their own
+    again, in whatever order they start.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    first: tuple[str, int] | None = None
     for number in range(MOST_FILES):
-        name = f"kv-{number}"
-        index = os.open(folder / f"{name}.index", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = folder / f"kv-{number}.index"
+        if first is not None and not path.exists():
+            break
+        index = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(index, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(index)
             continue
-        return name, index
-    raise OSError(f"{MOST_FILES} servers use it already")
+        if os.pread(index, _SIZE, 0) == header:
+            if first is not None:
+                os.close(first[1])
+            return path.stem, index
+        if first is None:
+            first = path.stem, index
+        else:
+            os.close(index)
+    if first is None:
+        raise OSError(f"{MOST_FILES} servers use it already")
+    return first
 
 
 def _parsed(data: bytes) -> Record | None:

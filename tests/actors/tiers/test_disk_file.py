@@ -54,6 +54,22 @@ def test_another_model_s_or_size_s_blocks_go(tmp_path: Path) -> None:
     assert os.stat(tmp_path / "kv-0.blocks").st_size == 0
 
 
+def test_models_that_share_a_folder_find_their_own_in_any_order(tmp_path: Path) -> None:
+    stamps = ["a" * 32, "b" * 32, "c" * 32]
+    files = [opened(tmp_path, stamp) for stamp in stamps]
+    for number, file in enumerate(files):
+        file.write(0, key(number), 5, block(number))
+    for file in files:
+        file.close()
+    again = {stamp: opened(tmp_path, stamp) for stamp in stamps[::-1]}
+    assert [again[stamp].found for stamp in stamps] == [[(key(number), 0)] for number in range(3)]
+    for file in again.values():
+        file.close()
+    other = opened(tmp_path, "d" * 32)  # no file more: that of the first goes
+    assert (other.name, other.found, len(list(tmp_path.iterdir()))) == ("kv-0", [], 6)
+    other.close()
+
+
 def test_fewer_bytes_keep_what_fits(tmp_path: Path) -> None:
     filled(tmp_path)
     file = opened(tmp_path, places=3)
