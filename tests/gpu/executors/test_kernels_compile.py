@@ -153,7 +153,7 @@ def executor_for(config, dtype, sinks, deterministic, draft):
     drafter = drafter_for(draft, model, info)
     seen = None  # what no kernel reads: tokens have three positions
     if "qwen3_5" in config["model_type"]:
-        seen = types.SimpleNamespace(taken=lambda: 0)
+        seen = types.SimpleNamespace(turned=True, take=lambda plan: None)
     table = RowTable(info)
     return cuda_executor.CudaExecutor(model, pool, table, info, choice, drafter, pictures=seen)
 
