@@ -22,6 +22,7 @@ from ramify.protocol.pictures import Picture, PictureLook, PlacedPicture
 from ramify.protocol.plan import ExecutorInfo, PicturesSeen
 
 PLAN_BYTES = 4 << 20  # of pixels that go with a plan; one picture does in any case
+PLAN_PICTURES = 16  # and no more than these: each is chosen among all runs that wait
 TOWER_BYTES = 32 << 20  # of pixels that a GPU's tower has yet to run on; a CPU's runs one by one
 TOWER_PICTURES = 2  # that a tower is given in any case
 Looked = tuple[list[PictureLook], list[bytes]]
@@ -137,7 +138,7 @@ class PictureLooks:
         """What a plan has the tower look at, and what of it is forgotten."""
         looks: list[PictureLook] = []
         room = PLAN_BYTES
-        while self._unsent and self._wants_more():
+        while self._unsent and len(looks) < PLAN_PICTURES and self._wants_more():
             key = self._next()
             room -= len(self._unsent[key].pixels)
             if looks and room < 0:

@@ -163,16 +163,18 @@ class PictureFetcher:
         if not self._lookups.acquire(timeout=left.seconds):
             raise TimeoutError
         found = Future[list[Any]]()
+        found.add_done_callback(lambda _: self._lookups.release())
 
         def look() -> None:
             try:
                 found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
             except Exception as error:
                 found.set_exception(error)
-            finally:
-                self._lookups.release()
 
-        threading.Thread(target=look, name="lookup", daemon=True).start()
+        try:
+            threading.Thread(target=look, name="lookup", daemon=True).start()
+        except RuntimeError:  # the system has no room for another thread
+            found.set_exception(OSError("no thread is left to look the host up"))
         return found.result(left.seconds)
 
     def _connected(self, host: str, port: int, left: Allowance) -> socket.socket:

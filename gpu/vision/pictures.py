@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -145,7 +145,8 @@ class Pictures:
 
     def _look(self) -> None:
         if not self._cuda and sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            with suppress(OSError):  # where that is forbidden it runs as others do
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         waiting: list[PictureLook] = []
         while True:
             while not waiting or not self._asked.empty():
@@ -153,9 +154,9 @@ class Pictures:
                 if look is None:
                     return
                 waiting.append(look)
-            batch = self._batch(waiting)
-            waiting = [look for look in waiting if look not in batch]
+            batch = waiting[:1]
             try:
+                batch = self._batch(waiting)
                 made = self._run([look.picture for look in batch])
                 # each in memory of its own, which goes with it
                 outputs = [each.clone() for each in made] if len(batch) > 1 else [made[0]]
@@ -165,6 +166,7 @@ class Pictures:
                 self._made.extend((look.key, said) for look in batch)
             else:
                 self._made.extend(zip((look.key for look in batch), outputs, strict=True))
+            waiting = [look for look in waiting if look not in batch]
 
     def _batch(self, waiting: Sequence[PictureLook]) -> list[PictureLook]:
         """The oldest, and those of its size: so many at once as `_TOGETHER` says."""

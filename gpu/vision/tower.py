@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TowerSettings:
+class TowerSettings(ABC):
     """What others know of a tower.
 
     `parts`: how checkpoints begin the names of its tensors; `renamed`: what some begin with, and what
@@ -65,9 +65,9 @@ class TowerSettings:
         """How names begin of those tensors that no picture needs."""
         return ()
 
+    @abstractmethod
     def empty(self, dtype: torch.dtype, device: torch.device) -> "Tower":
         """A tower whose weights are to be loaded."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.scheduler.looks import PLAN_BYTES, TOWER_BYTES, TOWER_PICTURES, PictureLooks
+from ramify.actors.scheduler.looks import (
+    PLAN_BYTES,
+    PLAN_PICTURES,
+    TOWER_BYTES,
+    TOWER_PICTURES,
+    PictureLooks,
+)
 from ramify.actors.scheduler.request import Account, RequestState, Tenant
 from ramify.gpu.executors.fake_tower import FakeTower
 from ramify.protocol.pictures import Picture, PlacedPicture
@@ -172,6 +178,16 @@ def test_pixels_of_a_plan_are_bounded() -> None:
     assert world.looks.due
     assert world.send() == ["b"]
     assert world.send() == ["c"]  # one goes in any case
+    assert not world.looks.due
+
+
+def test_pictures_of_a_plan_are_bounded() -> None:
+    """Small ones, of which many have room in its bytes: the next plan brings the others."""
+    world = World(room=64)
+    assert world.waits(run(*(f"p{each}" for each in range(PLAN_PICTURES + 2))))
+    assert len(world.looks.plan()[0]) == PLAN_PICTURES
+    assert world.looks.due
+    assert len(world.looks.plan()[0]) == 2
     assert not world.looks.due
 
 

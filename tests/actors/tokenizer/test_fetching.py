@@ -110,6 +110,29 @@ def test_a_resolver_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> 
         fetched(fetcher, "https://slow.example/a.png")
 
 
+def test_where_no_thread_is_left_for_a_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is refused at once, and none of the few lookups is lost by it."""
+
+    start = threading.Thread.start
+
+    def refused(self: threading.Thread) -> None:
+        if self.name == "lookup":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(fetching, "LOOKUPS", 1)
+    fetcher = PictureFetcher(["slow.example"])
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        for _ in range(2):
+            with pytest.raises(BadRequest, match="cannot be fetched"):
+                fetched(fetcher, "https://slow.example/a.png")
+    address = (socket.AF_INET, 1, 6, "", ("10.0.0.7", 443))
+    monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *_, **__: [address])
+    with pytest.raises(BadRequest, match="no public address"):
+        fetched(fetcher, "https://slow.example/a.png")
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "*", "*.", "https://", "ftp://a", "a:0", "a:99999", "a b", "a/b", "https://a/b", "u@a", "a..b"],
