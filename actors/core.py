@@ -35,7 +35,7 @@ from ramify.actors.kit.metrics import Metrics
 from ramify.actors.kit.report import RankState
 from ramify.actors.layout import ProcessLayout, expects_cuda
 from ramify.actors.scheduler.actor import SchedulerActor
-from ramify.actors.tiers.mover import DiskMover, open_disk
+from ramify.actors.tiers.mover import DiskMover, check_folder, open_disk
 from ramify.actors.watchdog import step_timeout
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.config import EngineConfig
@@ -102,6 +102,8 @@ class CoreActors:
                 "--grammar-backend outlines needs outlines-core, which is not installed here: "
                 f"`{sys.executable} -m pip install outlines-core`, or leave the flag out"
             )
+        if (folder := self._config.model.kv_disk) is not None:  # before the model is loaded
+            await anyio.to_thread.run_sync(check_folder, folder)
         layout = self._layout
         if isinstance(self._spec, ModelSpec) and expects_cuda(self._spec.config.device):
             # Seconds of another core, which are over before the model is there.

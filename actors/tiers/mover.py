@@ -9,11 +9,13 @@ still be read is. Does not know which blocks are worth it.
 
 import asyncio
 import queue
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from ramify.actors.kit.log import get_log
@@ -29,6 +31,16 @@ READERS = 3
 _TRY_AGAIN_S, _GIVE_UP_S = 0.004, 5.0  # for a block that is not in host memory yet
 
 log = get_log(__name__)
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ConfigError if nothing can be written to `folder`, which is made if it is not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--kv-disk {folder}: {error}; give a folder to write to") from error
 
 
 async def open_disk(

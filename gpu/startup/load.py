@@ -38,6 +38,7 @@ from ramify.gpu.startup.drafts import DraftChoice, choose_draft, device_drafter,
 from ramify.gpu.startup.gguf_weights import load_gguf
 from ramify.gpu.startup.machine import context_of, device_of, dtype_of, executor_info
 from ramify.gpu.startup.memory import (
+    check_host,
     free_bytes,
     has_windows,
     kv_type,
@@ -129,6 +130,7 @@ def load_rank(config: ModelConfig, progress: Progress, place: RankPlace | None) 
             drafts_from_history=True,
             guesses_constrained=on_host,
         )
+    check_host(info, config)
     executor: Executor | Follower
     if quantization.isa is not None:
         executor = _integers(config, model, info, quantization, quantization.isa, draft, progress)

@@ -244,6 +244,21 @@ def host_blocks(info: ExecutorInfo, config: ModelConfig, free: int) -> int:
     return wanted // each
 
 
+def check_host(info: ExecutorInfo, config: ModelConfig) -> None:
+    """Refuse what `--kv-host` cannot be before the weights are loaded. Those of a CPU, and its KV cache,
+    take memory, too: `host_blocks` decides when they are there.
+
+    Raises ModelError.
+    """
+    if config.kv_host > 0:
+        host_blocks(info, config, _host_bytes(config))
+
+
+def _host_bytes(config: ModelConfig) -> int:
+    """Of the host's memory, what a rank may still take."""
+    return min(free_bytes(torch.device("cpu")), container_bytes()) // config.tensor_parallel
+
+
 def with_pages(info: ExecutorInfo, config: ModelConfig, free: int, device: torch.device) -> ExecutorInfo:
     """`info` with a pool of what was asked for, or of what `free` bytes allow, behind state slots and
     window pages; and with what `--kv-host` asks for."""
@@ -264,7 +279,8 @@ def with_pages(info: ExecutorInfo, config: ModelConfig, free: int, device: torch
     context = min(info.context, pages * info.page_size)
     if device.type == "cpu":
         free -= pages * info.page_size * info.kv_bytes_per_token
+        free = min(free, container_bytes() // config.tensor_parallel)
     else:
-        free = free_bytes(torch.device("cpu")) // config.tensor_parallel
-    blocks = host_blocks(info, config, min(free, container_bytes() // config.tensor_parallel))
+        free = _host_bytes(config)
+    blocks = host_blocks(info, config, free)
     return msgspec.structs.replace(info, pages=pages, context=context, host_blocks=blocks)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ramify.actors.tiers.disk_file import DiskFile, empty_block
+from ramify.actors.tiers.mover import check_folder
 from ramify.protocol.errors import ConfigError
 
 SIZE, STAMP = 256, "a" * 32
@@ -137,3 +138,7 @@ def test_what_cannot_be_used_is_said_with_its_mend(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"--kv-disk .*give a folder"):
         opened(tmp_path / "file")
+    with pytest.raises(ConfigError, match=r"--kv-disk .*give a folder"):
+        check_folder(tmp_path / "file")
+    check_folder(tmp_path / "new")
+    assert not list((tmp_path / "new").iterdir())

@@ -10,6 +10,7 @@ import torch
 
 from ramify.gpu.models.config import read_config
 from ramify.gpu.startup.memory import (
+    check_host,
     container_bytes,
     free_bytes,
     has_windows,
@@ -179,3 +180,11 @@ def test_host_memory_for_kv_is_refused_by_name(changes: Any, wanted: int, told: 
     ranks = 1 + ("--tensor-parallel" in told)
     with pytest.raises(ModelError, match=rf"--kv-host {wanted}: .*{told}"):
         host_blocks(plain, ModelConfig(path=Path(), kv_host=wanted, tensor_parallel=ranks), 1 << 20)
+
+
+def test_more_than_the_machine_has_is_refused_before_weights_are_loaded() -> None:
+    plain = msgspec.structs.replace(info(4096, 0, 0), device="cpu")
+    for wanted in (-1, 0, 1 << 20):
+        check_host(plain, ModelConfig(path=Path(), kv_host=wanted))
+    with pytest.raises(ModelError, match="bytes are free; give at most that"):
+        check_host(plain, ModelConfig(path=Path(), kv_host=1 << 50))
