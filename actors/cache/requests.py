@@ -156,7 +156,7 @@ class RunningRequests:
         begun = Begun() if resuming is None else resuming.begin(run, begins, end, slots)
         blocks = self._loads(away, keys, cached, first, pages, begun.loaded) if keys else []
         run.stored, run.loaded = keys, max(0, loaded - cached)
-        self._count_hits(cached, run.loaded, keys)
+        host, disk = self._count_hits(cached, run.loaded, keys)
         cached += run.loaded
         _claim(tip, request)
         return m.Granted(
@@ -174,6 +174,8 @@ class RunningRequests:
             blocks,
             run.loaded,
             self._branches.pictures(message.branch, cached),
+            host,
+            disk,
         )
 
     def _stored(
@@ -264,16 +266,18 @@ class RunningRequests:
         copies, self._copies = self._copies, []
         return pack(copies)
 
-    def _count_hits(self, cached: int, loaded: int, keys: list[bytes]) -> None:
+    def _count_hits(self, cached: int, loaded: int, keys: list[bytes]) -> tuple[int, int]:
+        """See `Granted.host`, `disk`; what other replicas sent is in host memory."""
         self.hits[0] += cached
         if not keys:
-            return
+            return 0, 0
         stored, size = self._residency.stored, self._tree.block
         peer = min(loaded, size * len(stored.foreign.intersection(keys)))
         disk = min(loaded - peer, size * len(stored.from_disk.intersection(keys)))
         stored.from_disk.difference_update(keys)
         for tier, count in enumerate((loaded - disk - peer, disk, peer), 1):
             self.hits[tier] += count
+        return loaded - disk, disk
 
     def _run(self, request: int) -> PageLease:
         run = self.runs.get(request)

@@ -223,7 +223,7 @@ class RequestLifecycle:
             return
         if not request.computed:
             request.started = now
-            request.cached = granted.cached
+            request.cached, request.host, request.disk = granted.cached, granted.host, granted.disk
             request.computed = request.prompt - granted.cached
         if request.ending is not None:
             self._give_back(request, granted)

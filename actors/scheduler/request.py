@@ -153,7 +153,9 @@ class Request:
     record: DraftRecord | None = None  # how its drafts did; see `speculation`
     ticket: int = 0  # its valid entry in the waiting queue
     charge: int = 0  # tokens charged to the account when it was picked
-    cached: int = 0  # of the first grant, for usage
+    cached: int = 0  # of the first grant, for usage; of that, what was in other tiers
+    host: int = 0
+    disk: int = 0
     computed: int = 0
     replayed: int = 0  # of its prompt and its output, tokens run although their KV was there
     reached: int = 0  # tokens whose KV its retracted run had
@@ -223,6 +225,8 @@ class Request:
             stale=self.stale,
             spare=self.submit.spare,
             replayed=self.replayed,
+            host=self.host,
+            disk=self.disk,
         )
 
 

@@ -45,6 +45,7 @@ class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     before it runs. Until its commit says that they are there, the slots keep them.
 
     `pictures`: of the prompt, with pixels where `tokens` has a part of them.
+    `host`, `disk`: of `cached`, those that were in host memory, and on the disk until they came there.
     """
 
     request: int
@@ -61,6 +62,8 @@ class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     loads: list[MovedBlock] = []
     loaded: int = 0
     pictures: list[PlacedPicture] = []
+    host: int = 0
+    disk: int = 0
 
 
 class Denied(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):

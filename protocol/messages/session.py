@@ -43,7 +43,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     all of them with reason "length" only.
     `forced`: tokens of `output` that the constraint left no choice for. `stale`: nothing has run, for
     the constraint is not there (any more): compile it again and submit anew. `spare`: as submitted.
-    `replayed`: see `Granted`, over all grants.
+    `replayed`: see `Granted`, over all grants. `host`, `disk`: of `cached`, see there.
     """
 
     request: int
@@ -64,6 +64,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     accepted: int = 0
     spare: bool = False
     replayed: int = 0
+    host: int = 0
+    disk: int = 0
 
 
 class Tokens(Base, frozen=True):

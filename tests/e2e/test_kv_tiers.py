@@ -41,11 +41,12 @@ async def test_a_restart_finds_on_disk_what_was_computed(serving: Any, tmp_path:
         for usage in again:
             assert usage["cached"] == (usage["prompt"] - 1) // 64 * 64 >= 128
         found = await values(served)
-        hits = {
-            tier: found[f'ramify_kv_hit_tokens_total{{tier="{tier}"}}'] for tier in ("device", "disk")
-        }
-        assert sum(hits.values()) == sum(usage["cached"] for usage in again)
-        assert hits["disk"] > 3 * 128
+        for tier, name in {"device": "gpu", "disk": "disk"}.items():
+            hits = found[f'ramify_kv_hit_tokens_total{{tier="{tier}"}}']
+            assert hits == sum(usage["hit"].get(name, 0) for usage in again)
+        assert hits > 3 * 128
+        for usage in again:
+            assert sum(usage["hit"].values()) == usage["cached"]
 
 
 @pytest.mark.parametrize("form", [{"state_slots": 12}, {"window": 16, "window_pages": 4096}], ids=str)

@@ -182,13 +182,20 @@ class GenerationState:
             computed=min(first.computed, prompt - cached),
             output=output,
             forced=min(self.forced, output),
-            hit=Hit(gpu=cached),
+            hit=self._hit(first, cached),
             queue_ms=round(max(0.0, started - self.began) * 1e3, 3),
             ttft_ms=None if (ttft := self.ttft) is None else round(ttft * 1e3, 3),
             total_ms=round((finished.ended - self.arrived) * 1e3, 3),
             accepted=min(self.accepted, output),
             thought=min(self.segment.thought, output),
         )
+
+    def _hit(self, first: Finished, cached: int) -> Hit:
+        """Where cached tokens were before the branch's last input, or before this if there was none."""
+        brought, self.branch.brought = self.branch.brought, (0, 0)
+        disk = min(cached, first.disk + brought[1])
+        host = min(cached - disk, first.host + brought[0])
+        return Hit(gpu=cached - host - disk, host=host, disk=disk)
 
     def note(self, finished: Finished) -> None:
         """Remember the first request's figures across a pause, and what adds up."""
@@ -344,12 +351,16 @@ class Prefills:
             self._state.out.scheduler.append(CancelRequest(branch.prefill))
             branch.prefill = None
 
-    def finished(self, request: int) -> bool:
+    def finished(self, finished: Finished) -> bool:
         """A request ended. Whether it was one of these."""
-        branch = self.branches.pop(request, None)
-        if branch is not None and branch.prefill == request:
+        branch = self.branches.pop(finished.request, None)
+        if branch is None:
+            return False
+        if branch.prefill == finished.request:
             branch.prefill = None
-        return branch is not None
+        host, disk = branch.brought
+        branch.brought = host + finished.host, disk + finished.disk
+        return True
 
     def again(self, now: float) -> None:
         """Another engine has the branches."""

@@ -405,7 +405,7 @@ class Generations:
 
     def finished(self, finished: Finished) -> None:
         """A request ended. Call `submit_ready` after the last one of a message."""
-        if finished.request in self.prefills.branches and self.prefills.finished(finished.request):
+        if finished.request in self.prefills.branches and self.prefills.finished(finished):
             return
         entry = self._by_request.pop(finished.request, None)
         if entry is None:

@@ -323,6 +323,7 @@ class Selection(Measured):
         """What it cost: the sum over its requests, each of which finds the branch cached."""
         parts, arrived = self._parts, self.task.arrived
         cached = sum(part.cached for part in parts)
+        host, disk = (sum(getattr(part, tier) for part in parts) for tier in ("host", "disk"))
         started = min(part.started for part in parts)
         return Usage(
             prompt=sum(part.prompt for part in parts),
@@ -330,7 +331,7 @@ class Selection(Measured):
             computed=sum(part.computed for part in parts),
             output=output,
             forced=0,
-            hit=Hit(gpu=cached),
+            hit=Hit(gpu=cached - host - disk, host=host, disk=disk),
             queue_ms=round(max(0.0, started - arrived) * 1e3, 3),
             ttft_ms=None,
             total_ms=round((now - arrived) * 1e3, 3),

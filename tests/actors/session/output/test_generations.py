@@ -148,6 +148,20 @@ def test_input_that_nobody_waits_for_is_computed_ahead(alone: Callable[..., Alon
     assert submit.max_tokens > 0
 
 
+def test_what_an_append_brought_counts_as_found_where_it_was(alone: Callable[..., Alone]) -> None:
+    """Once: the next answer finds it on the device."""
+    session = alone()
+    (ahead,) = session.send(w.Append(id=1, tokens=list(range(5, 25))))
+    session.over(ahead.request, 0, cached=18, host=12, disk=6)
+    hits = []
+    for turn in (2, 3):
+        (submit,) = session.send(w.Generate(id=turn))
+        session.over(submit.request, 0, prompt=20, cached=19, computed=1, disk=2)
+        usage = next(each.usage for each in session.replies(turn) if isinstance(each, w.Done))
+        hits.append((usage.hit.gpu, usage.hit.host, usage.hit.disk))
+    assert hits == [(0, 11, 8), (17, 0, 2)]
+
+
 def test_nothing_is_computed_ahead_of_a_full_or_empty_branch(alone: Callable[..., Alone]) -> None:
     session = alone(context=3)
     assert len(session.send(w.Append(id=1, tokens=[5, 6]))) == 1
