@@ -42,7 +42,7 @@ SIZES = {
     "actors/processes": (6, 7),
     "actors/routing": (6, 12),
     "actors/scheduler": (24, 55),
-    "actors/session": (48, 129),
+    "actors/session": (48, 130),
     "actors/store": (11, 31),
     "actors/tiers": (2, 4),
     "actors/tokenizer": (10, 23),
