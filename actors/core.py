@@ -127,6 +127,7 @@ class CoreActors:
         executor, config, metrics = self.executor, self._config, self._metrics
         assert executor is not None
         info, mover = executor.info, self._disk
+        file = mover.file if mover is not None else None
         schedule = config.schedule
         shares = CacheShares(schedule.retain_share, schedule.retain_leases)
         self.cache = RadixCache(
@@ -136,7 +137,7 @@ class CoreActors:
             state_slots=info.state_slots,
             windows=windows_of(info, schedule.in_flight),
             host_blocks=info.host_blocks,
-            disk=None if mover is None else OnDisk(mover.file.places, mover.file.found),
+            disk=OnDisk(file.places, file.found, file.notes) if file is not None else None,
             part=snapshot_part(info),
         )
         metrics.kv(info.pages * info.page_size, 0, 0)

@@ -223,9 +223,9 @@ class RadixCache:
     def fetch_ahead(self, branch: int) -> None:
         """Fetch the blocks of a branch from the disk into free host memory."""
         tip = self.branches.find(branch)
-        if tip is not None and tip.end > self.tree.block and self._resuming is None:
-            found = self._requests.find(tip, tip.end - 1)
-            self.waits.ahead(tip, self.tree.whole(found.reach))
+        if tip is not None and tip.end > self.tree.block:
+            keys, _ = self._requests.on_disk(tip, self._requests.find(tip, tip.end - 1))
+            self.waits.ahead(keys)
 
     # --- requests ---------------------------------------------------------------------------
 

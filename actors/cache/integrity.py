@@ -241,9 +241,13 @@ def _check_stored(cache: RadixCache, nodes: list[Node]) -> None:
     away = cache.residency.stored_snapshots
     if away is None:
         return
-    _require(all(key in stored for key in away.first), "a stored snapshot without its first part")
-    places = sorted((base, own) for base, others in away.behind.items() for own in others)
-    _require(sorted(away.first.values()) == places, "stored snapshots: {}, found {}", away.first, places)
+    for key in stored.notes:
+        there = stored.here_or_on_disk(key) or key in stored.coming
+        _require(there, "a stored snapshot without its first part: {}", key)
+    if stored.disk is not None:
+        _require(stored.disk.notes.keys() <= stored.disk.held().keys(), "a note of what the disk lacks")
+    own = sorted(key for others in away.behind.values() for key in others)
+    _require(sorted(stored.notes) == own, "stored snapshots: {}, found {}", stored.notes, own)
     _require(all(away.behind.values()), "a block without the snapshots behind it")
 
 

@@ -10,10 +10,10 @@ Does not know what moves the blocks.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from ramify.actors.cache.node import Node
 from ramify.protocol.cluster import BLOCK
 from ramify.protocol.messages import DiskOrder, DiskResult
 
@@ -35,12 +35,25 @@ class HostPlaces(Protocol):
 
     def arrived(self, key: bytes, *, whole: bool) -> None: ...
 
+    @property
+    def notes(self) -> dict[bytes, bytes]: ...
+
 
 class OnDisk:
-    """`places` of the disk, some of which hold blocks already: `found`, the oldest first."""
+    """`places` of the disk, some of which hold blocks already: `found`, the oldest first. `notes`: what
+    comes with some of them, see `StoredSnapshots`.
+    """
 
-    def __init__(self, places: int, found: Iterable[tuple[bytes, int]] = ()) -> None:
-        self.places = places
+    def __init__(
+        self,
+        places: int,
+        found: Iterable[tuple[bytes, int]] = (),
+        notes: Mapping[bytes, bytes] = MappingProxyType({}),
+    ) -> None:
+        self.places, self.notes = places, dict(notes)
+        # called with each key that the disk has no more, and with those that it has now and their notes
+        self.gone: Callable[[bytes], None] = lambda key: None
+        self.came: Callable[[bytes, bytes], None] = lambda key, note: None
         self._place = OrderedDict(found)
         self.writing: dict[bytes, int] = {}  # places by key
         self.reading: dict[bytes, int] = {}
@@ -90,15 +103,22 @@ class OnDisk:
             if place is None:
                 return
             self.writing[key] = place
-            self.orders.append(DiskOrder(True, key, slot, place))
+            self.orders.append(DiskOrder(True, key, slot, place, host.notes.get(key, b"")))
 
     def _free_place(self) -> int | None:
         if self.free:
             return self.free.pop()
         for key in self._place:
             if key not in self.reading:
-                return self._place.pop(key)
+                return self._lose(key)
         return None
+
+    def _lose(self, key: bytes) -> int:
+        """The place that held a block until now."""
+        place = self._place.pop(key)
+        self.notes.pop(key, None)
+        self.gone(key)
+        return place
 
     # --- from the disk ------------------------------------------------------------------------
 
@@ -108,6 +128,11 @@ class OnDisk:
             return True
         self._looks += 1
         return self._looks % PROBE == 0
+
+    def cost(self, rate: float) -> int:
+        """Tokens that are computed while one block is read; now and then 0, so that it is asked."""
+        seconds = self.block_s * rate
+        return int(seconds) if seconds < BLOCK or not self.pays(rate) else 0
 
     def read(self, keys: Sequence[bytes], host: HostPlaces, most: int) -> list[bytes]:
         """Have these blocks, which are on the disk, brought to host memory: at most `most`, and as there
@@ -139,10 +164,13 @@ class OnDisk:
             host.arrived(order.key, whole=result.whole)
             each = result.seconds / 2  # several are read at once
             self.block_s += (each - self.block_s) / _FORGET if self.block_s else each
-            if not result.whole and self._place.pop(order.key, None) is not None:
-                self.free.append(order.place)
+            if not result.whole and order.key in self._place:
+                self.free.append(self._lose(order.key))
         elif result.whole:
             self._place[order.key] = order.place
+            if order.note:
+                self.notes[order.key] = order.note
+                self.came(order.key, order.note)
         else:
             self.free.append(order.place)
 
@@ -160,24 +188,26 @@ class DiskWaits:
         """When somebody has waited long enough."""
         return min((until for _, until in self._waits.values()), default=None)
 
-    def begin(self, request: int, tip: Node, start: int, last: int, rate: float, now: float) -> bool:
-        """Whether `request` waits for the blocks of [start, last) of the path to `tip`."""
-        coming, missing = self._read(tip, start, last, rate, self._stored.slots // 2)
+    def begin(self, request: int, keys: Sequence[bytes], rate: float, now: float, gain: int = 0) -> bool:
+        """Whether `request` waits for those of these blocks that are not in host memory.
+
+        `gain`: tokens that need not be computed then; 0: their own, if reading them pays.
+        """
+        coming, missing = self._read(keys, 0.0 if gain else rate, self._stored.slots // 2)
         if coming:
-            patience = min(LONGEST, max(SHORTEST, BLOCK * missing / rate))
+            patience = min(LONGEST, max(SHORTEST, (gain or BLOCK * missing) / rate))
             self._waits[request] = set(coming), now + patience
         return bool(coming)
 
-    def ahead(self, tip: Node, start: int) -> None:
-        """Have blocks of a branch come that somebody may ask for soon, as far as slots are free."""
-        self._read(tip, start, tip.end - 1, 0.0, len(self._stored.free))
+    def ahead(self, keys: Sequence[bytes]) -> None:
+        """Have blocks come that somebody may ask for soon, as far as slots are free."""
+        self._read(keys, 0.0, len(self._stored.free))
 
-    def _read(self, tip: Node, start: int, last: int, rate: float, most: int) -> tuple[list[bytes], int]:
+    def _read(self, keys: Sequence[bytes], rate: float, most: int) -> tuple[list[bytes], int]:
         """Blocks that are on their way, and how many there are."""
         stored, disk = self._stored, self._stored.disk
-        if disk is None or not (len(disk) and most):
+        if disk is None or not most:
             return [], 0
-        keys = stored.find(tip, start, last, disk=True)
         missing = [key for key in keys if stored.place(key) is None]
         if not missing or not disk.pays(rate):
             return [], 0

@@ -86,10 +86,11 @@ class RunningRequests:
         found = self.find(tip, last)
         if found.on:
             return m.Denied(request, "shared", resident=self._tree.whole(found.start.end), on=found.on)
-        if message.rate and self._resuming is None:
-            whole = self._tree.whole(found.reach)
-            if self._waits.begin(request, tip, whole, last, message.rate, now):
-                return m.Denied(request, "disk", resident=whole)
+        if message.rate:
+            keys, gain = self.on_disk(tip, found, message.cost, message.rate)
+            if self._waits.begin(request, keys, message.rate, now, gain):
+                there = self._tree.whole(min(found.start.end, found.reach))
+                return m.Denied(request, "disk", resident=there)
         return self._grant(message, tip, found, now)
 
     def find(self, tip: Node, last: int) -> FoundKv:
@@ -106,6 +107,22 @@ class RunningRequests:
             return FoundKv(node, node, reach, on, last)
         start = resumable(node, reach)
         return FoundKv(node, start, reach, on or resuming.coming(node, start.end, reach), last)
+
+    def on_disk(
+        self, tip: Node, found: FoundKv, cost: int = 0, rate: float = 0.0
+    ) -> tuple[list[bytes], int]:
+        """What a request would load if host memory had what the disk has: keys of blocks; and the tokens
+        that a snapshot among them saves, if it begins with one. `cost`, `rate`: see `Acquire`.
+        """
+        stored, away = self._residency.stored, self._residency.stored_snapshots
+        disk = stored.disk
+        if not disk:
+            return [], 0
+        if self._resuming is None:
+            return stored.find(tip, self._tree.whole(found.reach), found.last, disk=True), 0
+        start, has_kv, price = found.start.end, found.node.end, disk.cost(rate)
+        snapshot = away.find(tip, start, has_kv, found.last, cost, price) if away is not None else None
+        return ([], 0) if snapshot is None else (snapshot.keys, snapshot.at - start)
 
     def _grant(self, message: m.Acquire, tip: Node, place: FoundKv, now: float) -> m.Granted | m.Denied:
         """See `acquire`; nobody computes what is missing."""

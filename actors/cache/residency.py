@@ -296,6 +296,14 @@ class Residency:
         if self.stored_snapshots is not None and self.snapshots is not None:
             self.stored_snapshots.save(snapshot, self.snapshots)
 
+    def _leave_for_disk(self, node: Node) -> int:
+        """Save the snapshot of `node`, if the disk lacks it; how many blocks that takes."""
+        away, states = self.stored_snapshots, self.snapshots
+        snapshot = states.of(node.snapshot) if states is not None else None
+        if away is None or states is None or snapshot is None:
+            return 0
+        return away.save(snapshot, states, ahead=True)
+
     def _forget_state(self, node: Node) -> None:
         """The KV of `node` goes, so what stands at its end cannot be resumed."""
         if node.snapshot:
@@ -399,6 +407,7 @@ class Residency:
             return False
         while self.unsaved and left.look():
             node, top = self.unsaved.popleft()
+            left.blocks -= self._leave_for_disk(node)
             top = self.stored.keep(node, top, left)
             if top > node.start // self.tree.block:
                 self.unsaved.appendleft((node, top))

@@ -66,7 +66,8 @@ class StoredBlocks:
         self._pinned: dict[bytes, list[int]] = {}  # slots and how many pin them, by key
         self.coming: dict[bytes, int] = {}  # slots that are filled from elsewhere, by key
         self.foreign: set[bytes] = set()  # keys of those that other replicas sent
-        # called with the key of each that is stored no more, by whoever has more to forget then
+        self.notes: dict[bytes, bytes] = {}  # of snapshots, by their first parts: `StoredSnapshots`
+        # called with the key of each that is here no more, by whoever has more to forget then
         self.gone: Callable[[bytes], None] = lambda key: None
 
     def __len__(self) -> int:
@@ -188,10 +189,12 @@ class StoredBlocks:
         """Have a part saved under `key`, if it is not stored. There is `room`."""
         if key in self._idle:
             self._idle.move_to_end(key)
+            self._written(key)
             return
         slot = self._claim(key)
         if slot is not None:
             self.saves.append(MovedBlock(slot, key, pages, form, part))
+            self._written(key)
 
     def pinned(self, key: bytes) -> int:
         """The slot of a pinned block or part."""
@@ -220,10 +223,10 @@ class StoredBlocks:
         """
         if not len(self) and not (disk and self.disk):
             return []
-        there = self._here_or_on_disk if disk else self.__contains__
+        there = self.here_or_on_disk if disk else self.__contains__
         return list(takewhile(there, self.path(tip, start, end)))
 
-    def _here_or_on_disk(self, key: bytes) -> bool:
+    def here_or_on_disk(self, key: bytes) -> bool:
         return key in self or (self.disk is not None and key in self.disk)
 
     def path(self, tip: Node, start: int, end: int) -> Iterator[bytes]:
@@ -325,6 +328,7 @@ class StoredBlocks:
                     self.from_disk.clear()
         else:
             self.free.append(slot)
+            self.gone(key)
 
     # --- to and from other replicas -----------------------------------------------------------
 

@@ -3,15 +3,18 @@
 A stored snapshot is what resumes at a position: a state in parts of a block's size, or the window pages
 of the tokens before it, and the KV of other layers behind the last whole block. Its parts are entries of
 `StoredBlocks` like blocks, under keys of their own, and give way as those do. One is found by the key of
-the last whole block before it and the tokens behind that.
+the last whole block before it and the tokens behind that: its *note* says which, and goes with its first
+part to the disk and to other replicas. Nobody has to trust a note, as the key says all of it.
 
 A snapshot that gives way on the device is stored if its KV is proven, somebody may come back to it, and
-it saves enough tokens of replay for its bytes. It is loaded where that takes less time than the replay,
-and only with blocks that leave no gap before it.
+it saves enough tokens of replay for its bytes. With a disk, so is what a request leaves. It is loaded
+where that takes less time than the replay, and only with blocks that leave no gap before it.
 
 Does not know slots of states, requests, or what a part holds.
 """
 
+import struct
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -25,11 +28,12 @@ from ramify.actors.cache.stored import StoredBlocks
 from ramify.actors.cache.tree import RadixTree
 from ramify.actors.cache.windows import Tails
 from ramify.protocol.cluster import KEY
-from ramify.protocol.plan import FULL, STATE, WINDOW, ExecutorInfo, MovedBlock
+from ramify.protocol.plan import FULL, STATE, WINDOW, ExecutorInfo, MovedBlock, pack
 
 _MOST_SAVES = 128  # blocks that one look at the cache may order: what is beyond is not stored
 _WORTH = 16  # tokens of replay, as `Snapshots.saves` counts them, that a part must save
 _MOST_RESTS = 16  # snapshots behind one block; all others are not stored
+_NOTE = struct.Struct("<16sHH")  # the key of the block before it, tokens behind that, parts
 
 
 class StoredSnapshot(NamedTuple):
@@ -54,68 +58,93 @@ class StoredSnapshots:
 
     def __init__(self, tree: RadixTree, stored: StoredBlocks, form: int, part: int) -> None:
         self._tree, self._stored, self._form, self._part = tree, stored, form, part
-        # the last whole block before each, by the snapshot's own key: tokens behind the block, and parts
+        # by the last whole block before each, and by its key: tokens behind the block, and parts
         self.behind: dict[bytes, dict[bytes, tuple[int, int]]] = {}
-        self.first: dict[bytes, tuple[bytes, bytes]] = {}  # by the key of its first part: both keys
         stored.gone = self._gone
+        if (disk := stored.disk) is not None:
+            disk.gone, disk.came = self._gone, self.learn
+            for key, note in disk.notes.items():
+                self.learn(key, note)
+
+    def learn(self, key: bytes, note: bytes) -> None:
+        """The first part of a snapshot is here, on the disk, or comes."""
+        if len(note) != _NOTE.size or key in self._stored.notes:
+            return
+        base, rest, count = _NOTE.unpack(note)
+        if rest < self._tree.block and len(self.behind.get(base, ())) < _MOST_RESTS:
+            self.behind.setdefault(base, {})[key] = rest, count
+            self._stored.notes[key] = note
 
     # --- from the device ----------------------------------------------------------------------
 
-    def save(self, snapshot: Snapshot, states: Snapshots) -> None:
-        """Have it stored: its slot, or KV that leads to it, is about to go."""
+    def save(self, snapshot: Snapshot, states: Snapshots, *, ahead: bool = False) -> int:
+        """Have it stored: its slot, or KV that leads to it, is about to go. `ahead`: for the disk,
+        unless that has it. Returns how many blocks are ordered.
+        """
         node, stored, size = snapshot.node, self._stored, self._tree.block
         if not (stored.slots and snapshot.proven and node.proven and node.last_use > 0):
-            return
-        forms: list[tuple[int, int, bytes]] = []
-        if isinstance(states, Tails):
-            pages = states.pages[snapshot.slot]
-            for number, at in enumerate(range(0, len(pages), self._part)):
-                forms.append((WINDOW, number, pages[at : at + self._part].tobytes()))
-        else:
-            own = np.array([snapshot.slot], dtype=np.int32).tobytes()
-            forms += [(STATE, number, own) for number in range(self._part)]
-        if states.saves(snapshot) < max(snapshots.NEAR, _WORTH * len(forms)):
-            return
+            return 0
+        forms = self._forms(snapshot, states)
+        count = len(forms)
+        if states.saves(snapshot) < max(snapshots.NEAR, _WORTH * count):
+            return 0
         base = stored.base(node)
         start = node.end // size * size
-        key = self._key(base, self._tree.tokens(node, start))
-        keys = [_part_key(key, number) for number in range(len(forms))]
+        key = _key(base, self._tree.tokens(node, start), count)
+        keys = _parts(key, count)
         if node.end > start:
             keys.append(_part_key(key, -1))
             forms.append((FULL, 0, stored.table(node, start).tobytes()))
-        if keys[0] in self.first and all(part in stored for part in keys):
+        if ahead and stored.disk is not None and all(map(stored.disk.has_or_gets, keys)):
+            return 0
+        if key in stored.notes and all(part in stored for part in keys):
             stored.touch(keys)
-            return
-        others = len(self.behind.get(base, {})) - (keys[0] in self.first)
+            return 0
+        others = len(self.behind.get(base, {})) - (key in stored.notes)
         if others >= _MOST_RESTS or len(stored.saves) + len(forms) > _MOST_SAVES:
-            return
+            return 0
         if stored.room < len(keys):
-            return
+            return 0
+        before = len(stored.saves)
         for part, (form, number, pages_of) in zip(keys, forms, strict=True):
             stored.put(part, pages_of, form, number)
-        if all(part in stored for part in keys):  # a small store may have dropped its own parts
-            self.behind.setdefault(base, {})[key] = node.end - start, len(forms) - (node.end > start)
-            self.first[keys[0]] = base, key
+        if key in stored:  # a small store may have dropped its own parts
+            self.learn(key, _NOTE.pack(base, node.end - start, count))
+        return len(stored.saves) - before
+
+    def _forms(self, snapshot: Snapshot, states: Snapshots) -> list[tuple[int, int, bytes]]:
+        """Of each of its parts what a `MovedBlock` says: form, part, pages."""
+        if not isinstance(states, Tails):
+            return [(STATE, number, pack([snapshot.slot])) for number in range(self._part)]
+        pages, part = states.pages[snapshot.slot], self._part
+        spans = enumerate(range(0, len(pages), part))
+        return [(WINDOW, number, pages[at : at + part].tobytes()) for number, at in spans]
 
     def _gone(self, key: bytes) -> None:
-        """A block or part is not stored any more."""
-        place = self.first.pop(key, None)
-        if place is not None:
-            base, own = place
-            del self.behind[base][own]
-            if not self.behind[base]:
-                del self.behind[base]
+        """A block or part is not stored in one place any more."""
+        stored = self._stored
+        if key not in stored.notes or key in stored.coming or stored.here_or_on_disk(key):
+            return
+        base, _, _ = _NOTE.unpack(stored.notes.pop(key))
+        del self.behind[base][key]
+        if not self.behind[base]:
+            del self.behind[base]
 
     # --- to the device ------------------------------------------------------------------------
 
-    def find(self, tip: Node, start: int, has_kv: int, last: int, cost: int) -> StoredSnapshot | None:
+    def find(
+        self, tip: Node, start: int, has_kv: int, last: int, cost: int, away: int | None = None
+    ) -> StoredSnapshot | None:
         """The stored snapshot on the path to `tip`, behind `start` and not behind `last`, with which
         most is gained. `has_kv`: up to where KV is on the device. `cost`: tokens that could be computed
-        while one block is loaded.
+        while one block is loaded; `away`: while one comes from the disk, too; None: it is not asked.
         """
-        if not self.first or last - start <= snapshots.NEAR:
+        if not self.behind or last - start <= snapshots.NEAR:
             return None
         stored, size = self._stored, self._tree.block
+        there, room, absent = stored.__contains__, stored.slots, 0
+        if away is not None:
+            there, room = stored.here_or_on_disk, stored.slots // 2
         best: StoredSnapshot | None = None
         most = snapshots.NEAR
         first = has_kv // size * size  # blocks from there on are loaded
@@ -128,38 +157,46 @@ class StoredSnapshots:
                 end = at + rest
                 if not start < end <= last:
                     continue
-                found = self._whole(tip, key, count, base, at, rest, end > has_kv)
-                if found is None:
+                parts = _parts(key, count)
+                behind = _part_key(key, -1) if rest and end > has_kv else None
+                own, more = (blocks, absent) if end > has_kv else ([], 0)
+                total = len(own) + count + (behind is not None)
+                if total > room or end - start - cost * total <= most:
                     continue
-                parts, behind = found
-                own = blocks if end > has_kv else []
-                total = len(own) + len(parts) + (behind is not None)
-                gain = end - start - cost * total
+                found = StoredSnapshot(end, first, own, parts, behind)
+                if not self._whole(tip, found, key, base, at, there):
+                    continue
+                more += sum(part not in stored for part in parts)
+                gain = end - start - cost * total - (away or 0) * more
                 if gain > most:
-                    best, most = StoredSnapshot(end, first, list(own), parts, behind), gain
+                    best, most = found._replace(blocks=list(own)), gain
             base = next(keys, b"")
             if base and at + size > has_kv:
-                if base not in stored:
+                if not there(base):
                     break
                 blocks.append(base)
+                absent += base not in stored
             at += size
         return best
 
     def _whole(
-        self, tip: Node, key: bytes, count: int, base: bytes, at: int, rest: int, needs_kv: bool
-    ) -> tuple[list[bytes], bytes | None] | None:
-        """The keys of the parts of a snapshot, if all are there and it stands for the path's tokens."""
-        parts = [_part_key(key, number) for number in range(count)]
-        behind = _part_key(key, -1) if rest and needs_kv else None
-        if any(part not in self._stored for part in parts):
-            return None
-        if behind is not None and behind not in self._stored:
-            return None
+        self,
+        tip: Node,
+        found: StoredSnapshot,
+        key: bytes,
+        base: bytes,
+        at: int,
+        there: Callable[[bytes], bool],
+    ) -> bool:
+        """Whether all parts are there, and it stands for the path's tokens."""
+        behind = [found.rest] if found.rest is not None else []
+        if not all(map(there, found.parts + behind)):
+            return False
         node = tip
-        while node.start >= at + rest and node.parent is not None:
+        while node.start >= found.at and node.parent is not None:
             node = node.parent
-        tokens = self._tree.tokens(node, at)[: 4 * rest]
-        return (parts, behind) if self._key(base, tokens) == key else None
+        tokens = self._tree.tokens(node, at)[: 4 * (found.at - at)]
+        return _key(base, tokens, len(found.parts)) == key
 
     def loads(self, found: StoredSnapshot, pages: Pages, first: int, target: Pages) -> list[MovedBlock]:
         """How a pinned snapshot is loaded: KV to `pages`, from position `first` on, the rest to
@@ -180,10 +217,6 @@ class StoredSnapshots:
             blocks.append(MovedBlock(stored.pinned(key), key, own.tobytes(), self._form, number))
         return blocks
 
-    @staticmethod
-    def _key(base: bytes, tokens: bytes) -> bytes:
-        return blake2b(base + tokens + b"snapshot", digest_size=KEY).digest()
-
 
 def snapshot_part(info: ExecutorInfo) -> int:
     """See `StoredSnapshots`; 0: the executor stores none."""
@@ -192,6 +225,16 @@ def snapshot_part(info: ExecutorInfo) -> int:
     if info.state_slots:
         return -(-info.state_bytes // info.block_bytes)
     return info.block_bytes // info.window_bytes if info.window_pages else 0
+
+
+def _key(base: bytes, tokens: bytes, count: int) -> bytes:
+    """Of a snapshot of so many parts, and of the first of them."""
+    told = count.to_bytes(4, "little") + b"snapshot"
+    return blake2b(base + tokens + told, digest_size=KEY).digest()
+
+
+def _parts(key: bytes, count: int) -> list[bytes]:
+    return [key, *(_part_key(key, number) for number in range(1, count))]
 
 
 def _part_key(key: bytes, number: int) -> bytes:

@@ -3,11 +3,11 @@
     DIR/kv-N.blocks   places of equal size, one block each
     DIR/kv-N.index    64 bytes that say what the blocks are, then a record of 64 bytes for each place
 
-A record has the key, the seal and a CRC of the block, the turn in which it was written, and a CRC of
-itself. A block is written between two writes of its record: empty, block, record. So whenever a process
-ends, each record that is whole names a block that is. What a machine loses besides shows in the CRCs,
-and is dropped when it is read. N is one that no other server has locked: of blocks that are wanted, or
-else the first, whose blocks go.
+A record has the key, the seal and a CRC of the block, the turn in which it was written, a note of
+at most 20 bytes, and a CRC of itself. A block is written between two writes of its record: empty,
+block, record. So whenever a process ends, each record that is whole names a block that is. What a
+machine loses besides shows in the CRCs, and is dropped when it is read. N is one that no other server
+has locked: of blocks that are wanted, or else the first, whose blocks go.
 
 Does not know threads, or which blocks are worth a place.
 """
@@ -26,16 +26,16 @@ from ramify.protocol.errors import ConfigError
 MOST_PLACES = 1 << 20
 MOST_FILES = 64  # of the servers that share a folder
 _HEADER = struct.Struct("<8sIQ32sI")
-_RECORD = struct.Struct("<16sqIQI")
+_RECORD = struct.Struct("<16sqIQB20sI")
 _SIZE = 64  # of both
-_MAGIC, _VERSION = b"RAMIFYKV", 1
+_MAGIC, _VERSION = b"RAMIFYKV", 2
 _EMPTY = bytes(_SIZE)
 
-Record = tuple[bytes, int, int, int]  # key, seal, CRC of the block, turn
+Record = tuple[bytes, int, int, int, bytes]  # key, seal, CRC of the block, turn, note
 
 
 class DiskFile:
-    """`found`: the keys and places of the blocks that were there, the oldest first."""
+    """`found`: the keys and places of the blocks that were there, the oldest first; `notes`: of some."""
 
     def __init__(self, folder: Path, stamp: str, size: int, most_bytes: int) -> None:
         """Blocks of `size` bytes with `stamp`, in at most `most_bytes`; those of another stamp go.
@@ -60,13 +60,14 @@ class DiskFile:
         self._turn = max((record[3] for _, record in records), default=0)
         records.sort(key=lambda each: each[1][3])
         self.found = list({record[0]: place for place, record in records}.items())
+        self.notes = {record[0]: record[4] for _, record in records if record[4]}
 
-    def write(self, place: int, key: bytes, seal: int, block: Bytes) -> None:
+    def write(self, place: int, key: bytes, seal: int, block: Bytes, note: bytes = b"") -> None:
         """Put a block at a place, which has none while that lasts. Raises OSError."""
         self.put(self.index, _EMPTY, _SIZE * (1 + place))
         self.put(self._blocks, block.data, self.size * place)
         self._turn += 1
-        record = _RECORD.pack(key, seal, zlib.crc32(block.data), self._turn, 0)[:-4]
+        record = _RECORD.pack(key, seal, zlib.crc32(block.data), self._turn, len(note), note, 0)[:-4]
         record += zlib.crc32(record).to_bytes(4, "little")
         self.put(self.index, record.ljust(_SIZE, b"\0"), _SIZE * (1 + place))
 
@@ -149,6 +150,6 @@ def _parsed(data: bytes) -> Record | None:
     """A record; None: there is none, or it is not whole."""
     if len(data) < _SIZE or data == _EMPTY:
         return None
-    key, seal, crc, turn, own = _RECORD.unpack_from(data)
+    key, seal, crc, turn, length, note, own = _RECORD.unpack_from(data)
     whole = zlib.crc32(data[: _RECORD.size - 4]) == own
-    return (key, seal, crc, turn) if whole else None
+    return (key, seal, crc, turn, note[:length]) if whole else None

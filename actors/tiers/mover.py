@@ -57,11 +57,6 @@ async def open_disk(
             f"--kv-disk {config.kv_disk}: KV of this model does not leave the device; leave it out "
             "(--kv-host BYTES says why)"
         )
-    if info.state_slots or info.window_pages:
-        raise ConfigError(
-            f"--kv-disk {config.kv_disk}: recurrent layers' states and windows go to host memory, not "
-            "to a disk; leave it out"
-        )
     loop = asyncio.get_running_loop()
     opened = partial(DiskFile, config.kv_disk, info.kv_stamp, info.block_bytes, config.kv_disk_bytes)
     file = await asyncio.to_thread(opened)
@@ -160,7 +155,7 @@ class DiskMover:
                 continue
             if seal is not None:
                 try:
-                    self.file.write(order.place, order.key, seal, block)
+                    self.file.write(order.place, order.key, seal, block, order.note)
                     whole = True
                 except OSError as error:
                     self._failed("written", error)

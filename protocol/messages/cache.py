@@ -201,12 +201,15 @@ class RenewPool(Base, frozen=True):
 
 
 class DiskOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Copy block `key` from a slot of host memory to a place on the disk; not `write`: back."""
+    """Copy block `key` from a slot of host memory to a place on the disk; not `write`: back. `note`, of
+    at most 20 bytes, is kept with it.
+    """
 
     write: bool
     key: bytes
     slot: int
     place: int
+    note: bytes = b""
 
 
 class DiskResult(Base, frozen=True):

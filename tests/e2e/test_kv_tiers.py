@@ -60,6 +60,24 @@ async def test_states_and_windows_come_back_from_host_memory(serving: Any, form:
         assert (await values(served))['ramify_kv_hit_tokens_total{tier="host"}'] >= 3 * 128
 
 
+@pytest.mark.parametrize("form", [{"state_slots": 12}, {"window": 16, "window_pages": 4096}], ids=str)
+async def test_a_restart_finds_states_and_windows(
+    serving: Any, tmp_path: Path, form: dict[str, int]
+) -> None:
+    settings = {"fake": FAKE | form, "model": {"kv_host": 1, "kv_disk": tmp_path}}
+    async with serving(**settings) as served:
+        first = [await ask(served, name) for name in ("ann", "bob")]
+        residency = served.engine.cache.residency
+        while residency.unsaved or residency.stored.disk.backlog:
+            await asyncio.sleep(0.01)
+    async with serving(**settings) as served:
+        again = [await ask(served, name) for name in ("ann", "bob")]
+        for before, usage in zip(first, again, strict=True):
+            assert before["cached"] < 64
+            assert usage["cached"] > usage["prompt"] - 16
+        assert (await values(served))['ramify_kv_hit_tokens_total{tier="disk"}'] > 2 * 128
+
+
 async def test_no_tenant_gets_the_other_s_blocks(serving: Any, tmp_path: Path) -> None:
     """Neither from host memory nor, after a restart, from the disk."""
     tokens = tmp_path / "tokens"

@@ -10,6 +10,7 @@ for, and to window pages: what a step reads of them is the last tokens of its ro
 import random
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,6 +27,7 @@ from ramify.actors.cache import snapshots
 from ramify.actors.cache.cache import CacheShares, RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.actors.cache.node import DEVICE, SUSPECT
+from ramify.actors.cache.on_disk import OnDisk
 from ramify.actors.cache.windows import Tails, Windows
 from ramify.protocol import messages as m
 from ramify.protocol.plan import STATE, WINDOW, MovedBlock, pack, unpack
@@ -66,6 +68,7 @@ class CacheMachine(RuleBasedStateMachine):
     slots = 0  # of states
     windows: Windows | None = None
     host, block = 0, 4  # blocks, and tokens of each
+    disk = 0  # blocks
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,12 +81,15 @@ class CacheMachine(RuleBasedStateMachine):
             state_slots=self.slots,
             windows=self.windows,
             host_blocks=self.host,
+            disk=OnDisk(self.disk) if self.disk else None,
             part=2,
         )
+        self.on_disk: dict[int, tuple[bytes, list[Path]]] = {}  # as `host_content`, by place
         # by slot: its key, and prefixes, of a state just that which it stands for
         self.host_content: dict[int, tuple[bytes, list[Path]]] = {}
         self.loaded = 0  # blocks
         self.resumed = 0  # requests that loaded what they begin from
+        self.brought = 0  # tokens from the disk
         self.seen: dict[int, Path] = {}  # by window page: the prefix up to its position
         self.states: dict[int, Path] = {}  # by slot: what it stands for
         self.hits = 0  # requests that began from a snapshot
@@ -117,6 +123,7 @@ class CacheMachine(RuleBasedStateMachine):
     def renew(self, more: int) -> None:
         """Another executor, and a pool of another size: tokens stay, all KV is gone."""
         self.pool = type(self).pool + more
+        self.serve_disk(1)
         count = self.slots or (self.windows.pages if self.windows else 0)
         self.cache.renew(self.pool, count, self.host)
         self.host_content.clear()
@@ -229,7 +236,15 @@ class CacheMachine(RuleBasedStateMachine):
         again = len(tokens) - 1 if rerun is None else min(rerun, len(tokens) - 1)
         slots = 2 if self.slots else 100 * (self.windows is not None)
         asked = m.Acquire(request, branch, extra, history, rerun=rerun, slots=slots, load=True)
+        if self.disk:
+            asked = msgspec.structs.replace(asked, rate=1000.0)
         verdict = self.cache.acquire(asked, self.now)
+        if isinstance(verdict, m.Denied) and verdict.reason == "disk":
+            self.serve_disk(request)
+            if not self.cache.waits.take_ready():
+                self.cache.waits.expire(self.now + 100)
+                assert self.cache.waits.take_ready() == [request]
+            verdict = self.cache.acquire(msgspec.structs.replace(asked, rate=0.0), self.now)
         size = self.page_size
         need = -(-(len(tokens) + extra) // size)
         if isinstance(verdict, m.Denied):
@@ -253,6 +268,7 @@ class CacheMachine(RuleBasedStateMachine):
         row.loads = verdict.loads
         assert bool(row.loads) or not verdict.loaded
         self.resumed += bool(row.loads)
+        self.brought = self.cache.tiers(1)[2].hit_tokens
         row.newest, row.free = (verdict.cached, verdict.state), unpack(verdict.slots).tolist()
         row.marks = unpack(verdict.marks).tolist()
         if self.slots:
@@ -328,6 +344,21 @@ class CacheMachine(RuleBasedStateMachine):
         self.content |= {to: self.content[slot] for to, slot in slots.items()}
         spoiled = {to for to, slot in slots.items() if slot in self.spoiled}
         self.spoiled = (self.spoiled - slots.keys()) | spoiled
+
+    def serve_disk(self, salt: int) -> None:
+        """Carry out its orders, now and then not."""
+        self.cache.residency.save_for_disk()
+        self.make_copies()
+        for number, order in enumerate(self.cache.waits.take_orders(), salt):
+            whole = number % 8 > 0
+            if order.write:
+                whole = whole and self.host_content.get(order.slot, (b"",))[0] == order.key
+                if whole:
+                    self.on_disk[order.place] = self.host_content[order.slot]
+            else:
+                assert self.on_disk[order.place][0] == order.key
+                self.host_content[order.slot] = self.on_disk[order.place]
+            self.cache.waits.done(m.DiskResult(order, whole, 0.001))
 
     def slots_of(self, block: MovedBlock) -> list[tuple[int, int]]:
         return [(page, at) for page in unpack(block.pages) for at in range(self.page_size)]
@@ -409,6 +440,8 @@ class CacheMachine(RuleBasedStateMachine):
     def commit(self, which: int, less: int) -> None:
         request = self.pick_row(which)
         row = self.rows[request]
+        if row.loads:
+            return  # nothing is committed before its step ran
         computed = max(0, row.computed - less)
         finite = True if self.finite(row) else None
         told = self.told(row, computed) if self.slots else b""
@@ -673,9 +706,9 @@ def test_random_programs(
         (60, Windows(2, 60, 3, 2), 2, 4),
         (14, "6 blocks", 1, 3),
         (24, "90 blocks", 1, 3),
-        (24, "90 blocks 5 slots", 1, 3),
         (24, "20 blocks 8 slots", 0, 2),
-        (24, "90 blocks windows", 1, 3),
+        (24, "40 blocks 5 slots, disk", 1, 3),
+        (24, "60 blocks windows, disk", 1, 3),
     ],
 )
 @pytest.mark.parametrize("seed", range(examples(3, 6)))
@@ -691,16 +724,17 @@ def test_random_turns_with_snapshots(
     slots = form if isinstance(form, int) else 0
     windows = form if isinstance(form, Windows) else None
     host = int(form.split()[0]) if isinstance(form, str) else 0
-    if isinstance(form, str) and form.endswith("slots"):
+    disk = 50 if isinstance(form, str) and form.endswith("disk") else 0
+    if isinstance(form, str) and "slots" in form:
         slots = int(form.split()[2])
-    if isinstance(form, str) and form.endswith("windows"):
+    if isinstance(form, str) and "windows" in form:
         windows = Windows(4, 24, 4, 2)
     if host and seed > 2:
         pytest.skip("three are enough")
     monkeypatch.setattr(snapshots, "NEAR", near)
     monkeypatch.setattr(snapshots, "STRIDE", stride)
     sizes = {"pool": pool, "slots": slots, "windows": windows, "reach": 1 + seed % 2}
-    sizes |= {"host": host, "block": 2}
+    sizes |= {"host": host, "block": 2, "disk": disk}
     machine = type("Machine", (CacheMachine,), sizes)()
     dice = random.Random(seed)
 
@@ -728,6 +762,11 @@ def test_random_turns_with_snapshots(
             machine.commit(which, any_of(2))
         elif action < 18 and machine.rows:
             machine.finish(which, any_of(12), bool(any_of(2)), any_of(2))
+        elif disk and action == 18:
+            for request in list(machine.rows):
+                machine.finish_row(request, 12, True, 0)
+            machine.serve_disk(which)
+            machine.renew(any_of(3))
         elif action > 19 and machine.rows:
             machine.grow(which, 1 + any_of(6))
             machine.run_step(which, 1 + any_of(6), any_of(2), 0)
@@ -742,3 +781,4 @@ def test_random_turns_with_snapshots(
     machine.teardown()
     assert machine.hits > 5 or machine.loaded > 5
     assert machine.resumed > 5 or not host
+    assert machine.brought > 5 or not disk
