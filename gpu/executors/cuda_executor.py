@@ -233,7 +233,7 @@ class CudaExecutor:
             late = self.drafts.late
             frame = self._tailor(entry, step, late)
             inputs = frame.device
-            self.drafts.launch(entry, inputs, step, late, self._clocks[entry])
+            self._guess(entry, inputs, step, late)
             final = self._compute(inputs, shown=self._shown(frame, step))
             self._logits_of(final, inputs.sampled_lines, len(step.sampling))
         if self._device.type == "cuda":
@@ -420,14 +420,18 @@ class CudaExecutor:
             bucket, plan = self._plan(step, bucket, captured=True)
             frame = self._frame(entry, bucket)
             self._fill(entry, frame, step, plan, late)
-            self.drafts.launch(entry, frame.device, step, late, self._clocks[entry])
+            self._guess(entry, frame.device, step, late)
             self._download.settle()
             self._graphs.replay(bucket)
             return frame, None
         frame = self._tailor(entry, step, late)
-        self.drafts.launch(entry, frame.device, step, late, self._clocks[entry])
+        self._guess(entry, frame.device, step, late)
         self._download.settle()
         return frame, self._issue(frame.device, shown=self._shown(frame, step))
+
+    def _guess(self, entry: int, inputs: StepInputs[Tensor], step: StepRows, late: bool) -> None:
+        """Launch what goes ahead of the model: corrections of a step that is `late`, then guesses."""
+        self.drafts.launch(entry, inputs, step, late, self._clocks[entry])
 
     def _shown(self, frame: StepFrame, step: StepRows) -> ShownPictures | None:
         """What takes the embedding's place."""
@@ -494,10 +498,10 @@ class CudaExecutor:
         self._verifier.accept(frame.device, len(step.sampling), self._tokens, self._kept)
         self._sampler.record(self._verifier, self._tokens, self._kept)
         if self._pool.states is not None and step.lines is not None:
-            drafts = frame.device.plan["state_drafts"][: int((step.lines - 1).sum())]
-            self._take_back_states(drafts)
+            self._take_back_states(drafts_of(step, frame))
 
     def _take_back_states(self, drafts: Tensor) -> None:
+        """Give rows the states behind what was kept. `drafts`: see `take_back`."""
         assert self._pool.states is not None
         for memory in self._pool.states.memory if len(drafts) else ():
             take_back(memory, self._kept, drafts)
@@ -602,6 +606,12 @@ class CudaExecutor:
         places = np.arange(lines)
         scored = Scored(places, places, np.zeros(lines, dtype=np.int32), places, 0 * places)
         self._score(0, scored, self._ops.blank(lines))
+
+
+def drafts_of(step: StepRows, frame: StepFrame) -> Tensor:
+    """int32[n, 3] of a step with drafts: the states behind each draft, see `take_back`."""
+    assert step.lines is not None
+    return frame.device.plan["state_drafts"][: int((step.lines - 1).sum())]
 
 
 def layer_sizes(model: Decoder, products: Products) -> LayerSizes:

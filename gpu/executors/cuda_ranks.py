@@ -1,7 +1,9 @@
 """The CUDA executor as one of several ranks: rank 0 tells what it launches, the others launch the same.
 
-Drafts are left out: how many of them count is decided behind the model, on the device. Each rank keeps
-its own part of a block of KV in its host memory.
+Rank 0 alone guesses and compares. How many drafts count is known on its device first, where two steps
+are in flight. So it gives positions of a step that follows drafts to the others' devices, and behind
+drafts of a model with fixed states which lines were kept. Each rank keeps its own part of a block of KV
+in its host memory.
 """
 
 from collections.abc import Callable
@@ -9,17 +11,19 @@ from functools import partial
 
 import msgspec
 import torch
+from torch import Tensor
 
 from ramify.gpu.attention.registry import KernelChoice
 from ramify.gpu.drafting.device import DeviceDrafter
 from ramify.gpu.executors.base import Follower
-from ramify.gpu.executors.cuda_executor import CudaExecutor
+from ramify.gpu.executors.cuda_executor import CudaExecutor, drafts_of
 from ramify.gpu.executors.follower import IDLE_SECONDS, MirroredRows, RankTold, ToldStep, lost_slots
 from ramify.gpu.kv.cuda_blocks import Loaded
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.triton_ranked import RankedTritonOps
 from ramify.gpu.ranks.group import Ranks, RankSums
+from ramify.gpu.step.inputs import StepInputs
 from ramify.gpu.step.rows import RowTable, StepRows
 from ramify.gpu.step.staging import RING, StepClock
 from ramify.gpu.vision.pictures import Pictures
@@ -40,7 +44,7 @@ def cuda_executor(
         return CudaExecutor(model, pool, RowTable(info), info, attention, drafter, pictures=pictures)
     if ranks.rank:
         return CudaFollower(ranks, model, pool, MirroredRows(info), info, attention)
-    return CudaLeader(ranks, model, pool, RowTable(info), info, attention)
+    return CudaLeader(ranks, model, pool, RowTable(info), info, attention, drafter)
 
 
 class CudaLeader(CudaExecutor):
@@ -48,11 +52,12 @@ class CudaLeader(CudaExecutor):
 
     def __init__(
         self, ranks: Ranks, model: Decoder, pool: KVPool, table: RowTable, info: ExecutorInfo,
-        attention: KernelChoice,
+        attention: KernelChoice, drafter: DeviceDrafter | None,
     ) -> None:  # fmt: skip
-        super().__init__(model, pool, table, info, attention, make_ops=ranked(ranks, info))
-        self._others = RankTold(ranks, table)
-        self.info = info  # no other process takes a part of a block for the block
+        super().__init__(model, pool, table, info, attention, drafter, make_ops=ranked(ranks, info))
+        self._ranks, self._others = ranks, RankTold(ranks, table)
+        if self._blocks is not None:
+            self.info = self._blocks.host.described(info, whole=False)
 
     def close(self) -> None:
         was = self._closed
@@ -62,8 +67,17 @@ class CudaLeader(CudaExecutor):
 
     def _begin(self, entry: int, plan: StepPlan) -> StepRows:
         step = super()._begin(entry, plan)
-        self._others.tell(plan, step)
+        self._others.tell(plan, step, self.drafts.late)
         return step
+
+    def _guess(self, entry: int, inputs: StepInputs[Tensor], step: StepRows, late: bool) -> None:
+        super()._guess(entry, inputs, step, late)
+        if late:
+            self._ranks.from_first(inputs.positions)
+
+    def _take_back_states(self, drafts: Tensor) -> None:
+        self._ranks.from_first(self._kept)
+        super()._take_back_states(drafts)
 
     def _move(self, entry: int, clock: StepClock, plan: StepPlan | ToldStep) -> Loaded | None:
         loaded = super()._move(entry, clock, plan)
@@ -85,7 +99,7 @@ class CudaFollower(CudaExecutor, Follower):
         super().__init__(model, pool, table, alone, attention, make_ops=ranked(ranks, info))
         self._mirror = table
         self._ranks = ranks
-        self._decoder = msgspec.msgpack.Decoder(ToldStep)
+        self._decoder, self._late = msgspec.msgpack.Decoder(ToldStep), False
 
     def follow(self, idle: Callable[[], None]) -> None:
         while (message := self._ranks.ring.take(IDLE_SECONDS)) != b"":
@@ -113,10 +127,21 @@ class CudaFollower(CudaExecutor, Follower):
         step = told.rows()
         self.counters.count(step.computed)
         if len(step.rows):
-            _, final = self._run(entry, step, late=False)
+            self._late = told.late
+            frame, final = self._run(entry, step, late=False)
+            if step.lines is not None and self._pool.states is not None:
+                self._take_back_states(drafts_of(step, frame))
             if step.scored is not None and final is not None:
                 self._score(entry, step.scored, final)
         self._hold_states(entry, step)
         clock.stop(fetched=False)
         if loaded is not None:  # rank 0 asks with the step's result
             lost_slots(self._ranks, loaded()[0], told.loads)
+
+    def _guess(self, entry: int, inputs: StepInputs[Tensor], step: StepRows, late: bool) -> None:
+        if self._late:
+            self._ranks.from_first(inputs.positions)
+
+    def _take_back_states(self, drafts: Tensor) -> None:
+        self._ranks.from_first(self._kept)
+        super()._take_back_states(drafts)

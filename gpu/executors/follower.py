@@ -48,7 +48,7 @@ class ToldStep(msgspec.Struct, array_like=True, frozen=True):
     """What runs. `copies`: pages, and where they are copied to.
 
     `pages`: what page tables got: row, first column, pages, window pages. `states`: slots that are
-    copied ahead of it, what the step before left.
+    copied ahead of it, what the step before left. `late`: positions are right on rank 0's device alone.
     """
 
     step: _Arrays
@@ -59,9 +59,12 @@ class ToldStep(msgspec.Struct, array_like=True, frozen=True):
     saves: list[MovedBlock]
     loads: list[MovedBlock]
     states: list[bytes]
+    late: bool = False
 
     @classmethod
-    def of(cls, plan: StepPlan, step: StepRows, table: RowTable, states: list[Tensor]) -> "ToldStep":
+    def of(
+        cls, plan: StepPlan, step: StepRows, table: RowTable, states: list[Tensor], late: bool = False
+    ) -> "ToldStep":
         """`table`: as the plan left it."""
         windows = table.windows if table.window_pages else table.pages[:, :0]
         return cls(
@@ -76,6 +79,7 @@ class ToldStep(msgspec.Struct, array_like=True, frozen=True):
             plan.saves,
             plan.loads,
             [slots.numpy().tobytes() for slots in states],
+            late,
         )
 
     def rows(self) -> StepRows:
@@ -118,9 +122,9 @@ class RankTold:
         self._encoder = msgspec.msgpack.Encoder()
         self.states: list[Tensor] = []  # slots that the step under way copies, and where to
 
-    def tell(self, plan: StepPlan, step: StepRows) -> None:
+    def tell(self, plan: StepPlan, step: StepRows, late: bool = False) -> None:
         """Before rank 0 runs it."""
-        told = ToldStep.of(plan, step, self._table, self.states)
+        told = ToldStep.of(plan, step, self._table, self.states, late)
         self.states = []
         self._ranks.ring.put(self._encoder.encode(told))
 
@@ -197,15 +201,15 @@ class TorchFollower(Follower):
     def _run(self, told: ToldStep) -> None:
         device = self._model.device
         self._table.put(told)
+        if told.states and self._pool.states is not None:
+            slots = (np.frombuffer(packed, dtype=np.int64) for packed in told.states)
+            self._pool.states.copy(*(torch.tensor(each, device=device) for each in slots))
         if self._blocks is not None and told.saves:
             self._blocks.save(told.saves)
         if self._table.copies is not None:
             self._pool.copy(*(torch.tensor(pages, device=device) for pages in self._table.copies))
         if self._blocks is not None and told.loads:
             lost_slots(self._ranks, self._blocks.load(told.loads), told.loads)
-        if told.states and self._pool.states is not None:
-            slots = (np.frombuffer(packed, dtype=np.int64) for packed in told.states)
-            self._pool.states.copy(*(torch.tensor(each, device=device) for each in slots))
         step = told.rows()
         self.counters.count(step.computed)
         if not len(step.rows):

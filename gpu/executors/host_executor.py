@@ -73,8 +73,8 @@ class HostExecutor(ABC, Generic[Output]):
         self._device = device
         self._pool = pool
         self._blocks = HostBlocks(pool, info.host_blocks) if info.host_blocks else None
-        if self._blocks is not None and others is None:  # else a block is a part of what it would be
-            self.info = self._blocks.host.described(info)
+        if self._blocks is not None:
+            self.info = self._blocks.host.described(info, whole=others is None)
         self._closed = False
         self._sampler = Sampler(info.max_rows, info.vocab_size, device)
         self._slice = slice_lines(info.vocab_size)  # lines that are scored at a time

@@ -76,9 +76,9 @@ class HostMemory:
         self.memory = np.zeros(0, dtype=np.uint8)
         self.seals, self.blocks = np.zeros(0, dtype=np.int64), self.memory.reshape(0, self.size)
 
-    def described(self, info: ExecutorInfo) -> ExecutorInfo:
-        """`info` of the executor that made it."""
-        return structs.replace(info, host_memory=self.path, block_bytes=self.size)
+    def described(self, info: ExecutorInfo, whole: bool = True) -> ExecutorInfo:
+        """`info` of the executor that made it. `whole`: other processes may take its blocks."""
+        return structs.replace(info, host_memory=self.path if whole else "", block_bytes=self.size)
 
     def seal(self, key: bytes, block: Bytes) -> int:
         """The seal of a block's bytes under `key`."""

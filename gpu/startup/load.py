@@ -53,6 +53,7 @@ from ramify.gpu.startup.ranks import (
     Split,
     agreed,
     agreed_buckets,
+    guessed_here,
     join,
     quantization_of,
     ranks_of,
@@ -117,7 +118,7 @@ def load_rank(config: ModelConfig, progress: Progress, place: RankPlace | None) 
     info = msgspec.structs.replace(
         info, quantization=quantization.name, quantization_reason=quantization.reason, constrains=True
     )
-    jumps = config.jump_forward and (split is None or on_host)
+    jumps = config.jump_forward
     if shape.keeps_states:  # there are states for drafts
         jumps = jumps and on_host and draft.kind != "none"
     if info.constrains and jumps:
@@ -193,8 +194,8 @@ def _fill_both(
             floats = plain_weight if plain else float_weight
             rows = None if config.deterministic else model.dtype
             form = quantization.form(model.device, floats, rows) if each is model else (floats, ())
-            own = tower if each is model else None
-            _fill(config, each, form[0], progress, folder, form[1], own, split)
+            own = (tower, split) if each is model else (None, None)
+            _fill(config, each, form[0], progress, folder, form[1], *own)
 
 
 def _draft_model(
@@ -365,6 +366,7 @@ def _cuda(
     from ramify.gpu.startup.compiling import compiling
     from ramify.gpu.startup.rehearsal import rehearse, warm_all
 
+    draft = guessed_here(split, draft)
     guesser = _empty_guesser(config, draft, info.context, model)
     if split is not None and not config.deterministic:  # where sums of all sizes are made alike
         split.ranks.meet(model.config.hidden_size, model.dtype, info.step_tokens + info.max_rows)

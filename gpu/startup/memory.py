@@ -205,8 +205,6 @@ def _kept_from_host(info: ExecutorInfo, config: ModelConfig, wanted: int, each: 
     snapshots = info.state_bytes or info.window
     if snapshots and not each:
         return "no layer keeps keys and values of all tokens; leave it out"
-    if snapshots and config.tensor_parallel > 1:
-        return "parts of states and windows do not move; leave it or --tensor-parallel out"
     if info.window and each < info.window_bytes:
         return (
             f"a token of layers with a window takes {info.window_bytes} bytes, a block of the others' "

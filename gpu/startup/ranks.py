@@ -14,6 +14,7 @@ from ramify.gpu.models.definition import Definition
 from ramify.gpu.models.split import Cut, cuts, part_of
 from ramify.gpu.ranks.group import Ranks, RankSums
 from ramify.gpu.ranks.ring import RankPlace
+from ramify.gpu.startup.drafts import DraftChoice
 from ramify.gpu.startup.quantization import Quantization, choose_quantization
 from ramify.gpu.step.buckets import Bucket
 from ramify.protocol.config import ModelConfig
@@ -56,6 +57,12 @@ def ranks_of(split: Split | None) -> Ranks | None:
     return None if split is None else split.ranks
 
 
+def guessed_here(split: Split | None, draft: DraftChoice) -> DraftChoice:
+    """What guesses in this process of a GPU: rank 0 does for all."""
+    follows = split is not None and split.ranks.rank > 0
+    return DraftChoice("none", "rank 0 guesses") if follows else draft
+
+
 def agreed_buckets(split: Split | None, buckets: list[Bucket]) -> list[Bucket]:
     """Those that all ranks found worth a graph: they are in one order, from small to large."""
     return buckets if split is None else buckets[: split.ranks.least([len(buckets)])[0]]
@@ -89,8 +96,6 @@ def join(
         "on a CPU ranks hold floats, no integers; give --quantization none": not kernels
         and config.quantization in ("int8", "int4"),
         "--draft mtp reads the whole model; give ngram, or a draft model": config.draft == "mtp",
-        f"on a GPU nothing is guessed yet; leave --draft {config.draft} out": kernels
-        and config.draft not in ("auto", "none"),
         "sums of more than two depend on the batch; leave --deterministic out": config.deterministic
         and count > 2,
     }

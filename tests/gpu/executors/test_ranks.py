@@ -1,13 +1,16 @@
 """Several ranks against one, in float32: all kinds of layers, and what is decided beside the model."""
 
 import os
+import shutil
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ramify.gpu.drafting.ngram import NgramDrafter
 from ramify.gpu.startup.load import load_executor
@@ -16,6 +19,7 @@ from ramify.protocol.config import ModelConfig
 from ramify.protocol.plan import ExtendRow, MovedBlock, StepPlan, pack, unpack
 from tests.amount import stride
 from tests.gpu.conftest import Driver
+from tests.gpu.drafting.conftest import write_folder
 from tests.gpu.drafting.test_jump_forward import SAMPLINGS, generate
 from tests.gpu.models.families import test_experts, test_families, test_hybrids, test_latents
 from tests.gpu.models.families.test_families import prompts
@@ -119,9 +123,15 @@ def test_stored_weights_are_divided(kind: str, served: str, tmp_path: Path) -> N
     torch.testing.assert_close(*found, atol=1e-4, rtol=0)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: garbage in padding
-def test_kernels_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interpreted, one rank at a time. Each rank's part of a block leaves, and comes back elsewhere."""
+SMALL = {
+    "num_hidden_layers": 1, "head_dim": 16, "vocab_size": 150, "hidden_size": 32,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 48,
+}  # fmt: skip
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Settings of ranks on a GPU's kernels, which are interpreted, one rank at a time."""
     pytest.importorskip("triton", minversion="3.7")
     from triton.runtime.interpreter import GridExecutor
 
@@ -132,13 +142,18 @@ def test_kernels_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             call(self, *args, **options)
 
     monkeypatch.setattr(GridExecutor, "__call__", one_at_a_time)
-    test_families.save(tmp_path, "Llama", {"num_hidden_layers": 1, "head_dim": 16, "vocab_size": 163})
-    prompt = prompts()[0][:9]
+    return {"attention": "triton", "max_rows": 2, "step_tokens": 16, "tensor_parallel": 2}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: garbage in padding
+def test_kernels_of_a_gpu(tmp_path: Path, kernels: dict[str, Any]) -> None:
+    """Each rank's part of a block leaves, and comes back elsewhere."""
+    test_families.save(tmp_path, "Llama", SMALL)
+    prompt = [token % 150 for token in prompts()[0][:9]]
     config = {"path": tmp_path, "device": "cpu", "kv_tokens": 256, "quantization": "none"}
     one = load_executor(ModelConfig(**config), lambda what, share: None)
     wanted = Driver(one).generate(0, prompt, 4, range(64))
     one.close()
-    kernels = {"attention": "triton", "max_rows": 2, "step_tokens": 16, "tensor_parallel": 2}
     with ranked(ModelConfig(**config, **kernels, kv_host=1 << 20)) as executor:
         d, key, elsewhere = Driver(executor), b"k" * 16, range(BLOCK, 2 * BLOCK)
         assert d.generate(0, prompt, 4, range(BLOCK)) == wanted
@@ -153,6 +168,42 @@ def test_kernels_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         result = executor.launch(plan).result()
         assert (list(unpack(result.tokens)), list(unpack(result.lost))) == (wanted[:1], [0])
         assert not executor.info.host_memory  # which would be taken for whole blocks
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_drafts_on_kernels_of_a_gpu(tmp_path: Path, kernels: dict[str, Any]) -> None:
+    """Two steps in flight, so that positions are right on rank 0's device alone. Half of the drafts of
+    a model that is the model with noise are right."""
+    folder, draft = write_folder(tmp_path / "model"), write_folder(tmp_path / "draft")
+    test_families.save(folder, "Llama", SMALL)
+    shutil.copy(folder / "config.json", draft)
+    tensors = load_file(folder / "model.safetensors")
+    torch.manual_seed(5)
+    tensors["lm_head.weight"] += 0.1 * torch.randn_like(tensors["lm_head.weight"])
+    save_file(tensors, draft / "model.safetensors")
+    texts, outputs = [[5, 9, 2, 40, 7], [31, 100, 64, 3]], list[list[int]]([[], []])
+    config = {"path": folder, "device": "cpu", "kv_tokens": 256, "quantization": "none"}
+    one = load_executor(ModelConfig(**config), lambda what, share: None)
+    wanted = [Driver(one).generate(row, text, 18, range(64)) for row, text in enumerate(texts)]
+    one.close()
+    kernels |= {"max_rows": 6, "draft": str(draft), "draft_tokens": 2}
+    with ranked(ModelConfig(**config, **kernels)) as executor:
+        d, steps, drafted = Driver(executor), deque[Any](), 0
+        opens = [d.open(row, d.pages(64 * row, 64)) for row in range(2)]
+        extends = [ExtendRow(row, 0, pack(text), True) for row, text in enumerate(texts)]
+        plans = [d.plan(opens=opens, extends=extends)]
+        plans += [d.plan(decodes=[0, 1], drafts=pack(most)) for most in ([2, 1], [1, 2], [2, 2])]
+        for plan in [*plans, d.plan(decodes=[0, 1])]:
+            steps.append(executor.launch(plan))
+            while len(steps) > (plan.drafts != b""):
+                result = steps.popleft().result()
+                tokens, drafted = list(unpack(result.tokens)), drafted + sum(unpack(result.drafted))
+                for row, count in enumerate(unpack(result.counts) or [1, 1]):
+                    outputs[row] += tokens[:count]
+                    del tokens[:count]
+    for output, whole in zip(outputs, wanted, strict=True):
+        assert output == whole[: len(output)]
+    assert 10 < sum(map(len, outputs)) < 10 + drafted  # five steps of two rows
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""States and windows that left for host memory: conversations in a tiny pool, as in a roomy one."""
+"""States and windows that left for host memory: conversations in a tiny pool, as in a roomy one.
+
+With blocks that are lost on the way it is that of two ranks, each of which has its part of a block.
+"""
 
 import random
 from collections import deque
@@ -23,8 +26,9 @@ from ramify.protocol.plan import STATE, MovedBlock, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 from tests.gpu.executors.test_ranks import save
 from tests.gpu.kv.test_blocks import KEY, LAYOUTS, filled
+from tests.gpu.ranked import ranked
 
-TURNS, ANSWER = 2, 5
+TURNS, ANSWER, RANKS = 2, 5, 2
 TINY = {"kv_tokens": 320, "kv_host": 32 << 20, "max_rows": 2, "step_tokens": 64}
 ROOMY = {"kv_tokens": 4096, "max_rows": 2, "step_tokens": 64}
 CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
@@ -112,17 +116,16 @@ def test_as_without(
     monkeypatch.setattr(KvLoads, "cost", lambda self, rate: 0)
     settings = save(kind, case, tmp_path)
     found = []
-    tries: list[tuple[dict[str, Any], int]] = [(ROOMY | many, 0), (TINY | few, 0), (TINY | few, 3)]
-    for sizes, flips in tries:
+    tries = [(ROOMY | many, 0, 1), (TINY | few, 0, 1), (TINY | few, 3, RANKS)]
+    for sizes, flips, ranks in tries:
         config: dict[str, Any] = {"quantization": "none", "device": "cpu", **settings, **sizes}
-        executor = load_executor(ModelConfig(path=tmp_path, **config), lambda what, share: None)
-        engine = Engine(executor)
-        engine.flips = flips
-        found.append(talk(engine))
-        if sizes is not tries[0][0]:
-            assert engine.cache.tiers(1)[1].hit_tokens > 300
-            assert engine.flips == 0
-        executor.close()
+        with ranked(ModelConfig(path=tmp_path, tensor_parallel=ranks, **config)) as executor:
+            engine = Engine(executor)
+            engine.flips = flips
+            found.append(talk(engine))
+            if sizes is not tries[0][0]:
+                assert engine.cache.tiers(1)[1].hit_tokens > 300
+                assert engine.flips == 0
     (wanted, least), (answers, computed), (third, again) = found
     assert answers == wanted == third
     assert computed < 2 * least

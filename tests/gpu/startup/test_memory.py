@@ -168,7 +168,6 @@ def test_half_of_the_free_memory_is_shared_by_the_replicas(
         ({"window": 16, "window_bytes": 300_000}, 1 << 20, "with a window takes 300000 bytes"),
         ({"state_bytes": 16, "kv_bytes_per_token": 0}, 1 << 20, "no layer keeps keys"),
         ({"device": "cuda:0", "drafter": "ngram"}, 1 << 20, "--draft none"),
-        ({"device": "cuda:0", "state_bytes": 16}, 1 << 20, "leave it or --tensor-parallel out"),
         ({"page_size": 128}, 1 << 20, "--page-size that divides 64"),
         ({"drafter": "model"}, 1 << 20, "ngram on a CPU"),
         ({}, 1000, "takes 262144 bytes"),
@@ -177,9 +176,8 @@ def test_half_of_the_free_memory_is_shared_by_the_replicas(
 )
 def test_host_memory_for_kv_is_refused_by_name(changes: Any, wanted: int, told: str) -> None:
     plain = msgspec.structs.replace(info(4096, 0, 0), **{"device": "cpu"} | changes)
-    ranks = 1 + ("--tensor-parallel" in told)
     with pytest.raises(ModelError, match=rf"--kv-host {wanted}: .*{told}"):
-        host_blocks(plain, ModelConfig(path=Path(), kv_host=wanted, tensor_parallel=ranks), 1 << 20)
+        host_blocks(plain, ModelConfig(path=Path(), kv_host=wanted), 1 << 20)
 
 
 def test_more_than_the_machine_has_is_refused_before_weights_are_loaded() -> None:
