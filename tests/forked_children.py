@@ -13,7 +13,6 @@ import importlib
 import json
 import os
 import runpy
-import signal
 import socket
 import subprocess
 import sys
@@ -88,9 +87,6 @@ class Forked:
     @property
     def returncode(self) -> int | None:
         return self._status.result() if self._status.done() else None
-
-    def kill(self) -> None:
-        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def wait(self) -> int:
         return await asyncio.shield(self._status)

@@ -19,6 +19,7 @@ T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 WIDTH = 8  # addressees a turn: some 100 us of sessions and sockets
+MOVED_MOST = 1024  # addressees of which it is remembered that they went on elsewhere
 
 
 class Router(Generic[T]):
@@ -27,6 +28,7 @@ class Router(Generic[T]):
     def __init__(self, name: str) -> None:
         self.name = name
         self._addresses: dict[int, Addressee[T]] = {}
+        self._moved: deque[int] = deque(maxlen=MOVED_MOST)
 
     def __contains__(self, key: int) -> bool:
         return key in self._addresses
@@ -39,8 +41,15 @@ class Router(Generic[T]):
             raise ValueError(f"{self.name}: {key} is registered already")
         self._addresses[key] = address
 
-    def remove(self, key: int) -> None:
+    def remove(self, key: int, *, moved: bool = False) -> None:
+        """Forget the addressee. `moved`: it goes on elsewhere (see `has_moved`)."""
         self._addresses.pop(key, None)
+        if moved:
+            self._moved.append(key)
+
+    def has_moved(self, key: int) -> bool:
+        """Whether the addressee was removed as it went on elsewhere, and not long ago."""
+        return key in self._moved
 
     def tell(self, key: int, message: T) -> bool:
         """Tell the addressee. False: there is none (any more), and the message is dropped."""

@@ -133,7 +133,8 @@ class ChildProcess(Generic[Out, In]):
         if self._process.returncode is None:
             self.killed = True
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+                # not `Process.kill`: it may take the exit code, so that asyncio finds none and says 255
+                os.kill(self._process.pid, signal.SIGKILL)
 
     async def ended(self, dismiss: Callable[[], None] | None = None) -> int:
         """Wait until the process has ended and all that it sent has been received: its exit code.

@@ -29,7 +29,7 @@ from ramify.actors.session.making import Made, SessionMaker, Terms
 from ramify.actors.session.restore import Damaged, read_head
 from ramify.actors.session.sockets.clients import Identity
 from ramify.actors.session.sockets.publisher import error_message
-from ramify.protocol.errors import BadRequest, Forbidden, Overloaded, RamifyError
+from ramify.protocol.errors import BadRequest, Close, Forbidden, Overloaded, RamifyError
 from ramify.protocol.messages import (
     AbandonSession,
     Attach,
@@ -420,7 +420,7 @@ class Directory:
         identity, core = entry.identity, entry.actor.core
         self._leave(identity.session)
         self._displacement.drop(core.state.owner, identity.session)
-        self._sessions.remove(number)
+        self._sessions.remove(number, moved=code == Close.RESTART)
         self._metrics.sessions(-1)
         entry.mailbox.close()
         late = [m.socket for m in entry.mailbox.drain_nowait() if isinstance(m, Attach)]

@@ -204,8 +204,8 @@ class SessionBinding:
             self._wait(frame)
             self._hub.blocked.add(self._socket)
             return []
-        if self._hub.failed:
-            return []  # the session may go on elsewhere: who resumes sends again what has no reply
+        if self._hub.failed or self._hub.sessions.has_moved(cast(int, self._session)):
+            return []  # it goes on elsewhere, and the socket is about to be closed (1012)
         self._session = None  # it is gone, so there is nobody to tell Detached
         self._await_open()
         return self._refuse(ops, NoSession("the session has ended: open anew"))

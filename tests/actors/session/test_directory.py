@@ -434,11 +434,13 @@ async def test_a_session_that_another_server_wants_is_saved_and_let_go(
 ) -> None:
     """Its sockets may come back elsewhere. Of one that is not here the store is told so."""
     async with doors(stored=True) as each:
-        state = state_of(await opened(each, 1), 1)
+        told = await opened(each, 1)
+        state, number = state_of(told, 1), number_of(told, 1)
         each.store.drain_nowait()
         each.inbox.tell(m.Wanted([state.session, "s_gone"]))
         told = await each.settle()
         assert [close.code for close in told if isinstance(close, m.CloseSocket)] == [Close.RESTART]
+        assert each.sessions.has_moved(number)
         release, save = each.store.drain_nowait()
         assert release == m.Release("s_gone")
         assert (save.session, save.changes.live) == (0, False)

@@ -8,7 +8,7 @@ scene("who has the link sees answers as they are written", async (page) => {
   await send(page, "one");
   await settled(page);
   await page.getByRole("button", { name: "More for this chat" }).click();
-  await page.getByRole("menuitem", { name: "Copy a link to watch live" }).click();
+  await page.getByRole("menuitem", { name: "Share: copy a link to watch live" }).click();
   await page.getByText("The link was copied").waitFor();
   const link = await page.evaluate(() => navigator.clipboard.readText());
   const key = await page.evaluate(() => location.hash);

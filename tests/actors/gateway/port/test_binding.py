@@ -207,6 +207,19 @@ def test_a_frame_for_a_session_that_ended_with_the_engine_is_not_answered() -> N
     assert refused.code == "no_session"
 
 
+def test_a_frame_for_a_session_that_moved_is_not_answered() -> None:
+    """It goes on at another server, and its socket is about to be closed (1012)."""
+    world = World()
+    world.socket.route([Open(client="c")], 10)
+    number = world.answer()
+    world.socket.opened(number)
+    world.hub.sessions.remove(number, moved=True)
+    assert world.socket.route([Generate(id=2)], 10) == []
+    assert world.socket.stage is Stage.ATTACHED
+    world.socket.end()  # the close has come
+    assert world.socket.stage is Stage.ENDED
+
+
 def test_a_resume_that_is_refused_leaves_its_ops_open() -> None:
     limit = Error(code="limit", message="slow down")
     for session, answered in (("s_1", [None]), (None, [None, 1])):
