@@ -170,6 +170,25 @@ def test_kernels_of_a_gpu(tmp_path: Path, kernels: dict[str, Any]) -> None:
         assert not executor.info.host_memory  # which would be taken for whole blocks
 
 
+@pytest.mark.usefixtures("ordered_dots")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_deterministic_on_kernels_of_a_gpu(tmp_path: Path, kernels: dict[str, Any]) -> None:
+    """Whole and alone, or cut and beside another: bit for bit."""
+    test_families.save(tmp_path, "Llama", SMALL)
+    text, other = ([token % 150 for token in prompt[:7]] for prompt in prompts()[:2])
+    config = ModelConfig(
+        path=tmp_path, device="cpu", kv_tokens=128, quantization="none", deterministic=True, **kernels
+    )
+    with ranked(config) as executor:
+        d = Driver(executor)
+        d.step(opens=[d.open(row, d.pages(64 * row, 64)) for row in range(2)])
+        alone = d.forward(extends=[ExtendRow(0, 0, pack(text), True)])[0].clone()
+        d.step(closes=[0], opens=[d.open(0, d.pages(0, 64))])
+        d.prefill(0, 0, text[:3], sample=False)
+        extends = [ExtendRow(1, 0, pack(other), True), ExtendRow(0, 3, pack(text[3:]), True)]
+        assert torch.equal(d.forward(extends=extends)[1], alone)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_drafts_on_kernels_of_a_gpu(tmp_path: Path, kernels: dict[str, Any]) -> None:
     """Two steps in flight, so that positions are right on rank 0's device alone. Half of the drafts of
