@@ -12,6 +12,9 @@ asks the target which blocks of a branch it lacks, reads these from the source, 
     ReadBlocks    to the source's scheduler       BlocksRead   its answer
     PutBlocks     to the target's scheduler       BlocksPut    its answer
 
+Of a model with fixed states or windows the target says, too, up to where it can begin. A `SeekBlocks` to
+the source's cache asks for a snapshot behind that. Its parts are moved as blocks are, behind those.
+
 Branches have the same handles at both. Blocks are named by the caches' own keys, which both make of the
 tokens and the namespace (`actors/cache/stored.py`).
 """
@@ -109,16 +112,25 @@ class MoveMessage(msgspec.Struct, tag=True, array_like=True, frozen=True, gc=Fal
 
 
 class SeekBlocks(MoveMessage, frozen=True):
-    """Which blocks of the branch have no KV here? Answered by `Lacking`."""
+    """Which blocks of the branch have no KV here? Answered by `Lacking`. `behind`: which snapshot do you
+    have behind that position?
+    """
+
+    behind: Count | None = None
 
 
 class Lacking(MoveMessage, frozen=True):
     """These have none, without a gap, from block `first` of the branch on. No keys: it has all, or room
-    for none.
+    for none. `resumes`: up to where a request can begin, if that takes a snapshot.
+
+    Or of a snapshot: `first` is its position, and `keys` are those of its parts. No keys: there is none.
+    `note`: what the target's cache has to know of it (`StoredSnapshots`).
     """
 
     first: Count = 0
     keys: Keys = b""
+    resumes: Count | None = None
+    note: Annotated[bytes, msgspec.Meta(max_length=2 * KEY + 4)] = b""
 
 
 class ReadBlocks(MoveMessage, frozen=True):
@@ -157,9 +169,10 @@ class BlocksRead(MoveMessage, frozen=True):
 
 
 class PutBlocks(MoveMessage, frozen=True):
-    """Keep the blocks that the source has answered with."""
+    """Keep the blocks that the source has answered with. `note`: see `Lacking`."""
 
     read: BlocksRead
+    note: Annotated[bytes, msgspec.Meta(max_length=2 * KEY + 4)] = b""
 
 
 class BlocksPut(MoveMessage, frozen=True):

@@ -238,6 +238,9 @@ class RadixCache:
         if message.kept or message.refused:
             self._arrived(message)
         slots = [self._accept(keys) for keys in message.puts] if message.puts else []
+        if message.notes and (away := self.residency.stored_snapshots) is not None:
+            for note in message.notes:
+                away.take(note)
         verdicts = [self.acquire(acquire, now) for acquire in message.acquires]
         reads = [self._give(read) for read in message.reads] if message.reads else []
         more = False
@@ -250,12 +253,27 @@ class RadixCache:
         return m.Settled(verdicts, grown, *counts, copies, saves, slots, reads, more)
 
     def lacking(self, message: SeekBlocks) -> Lacking:
-        """The blocks of a branch that another replica may send. O(blocks that are not on the device)."""
-        tip = self.branches.find(message.branch)
-        if tip is None or not tip.end or self._resuming is not None:
-            return Lacking(message.session, message.branch)
+        """The blocks of a branch that another replica may send, or a snapshot that it may have. O(blocks
+        that are not on the device).
+        """
+        session, branch = message.session, message.branch
+        tip, away = self.branches.find(branch), self.residency.stored_snapshots
+        if tip is None or not tip.end or (self._resuming is not None and away is None):
+            return Lacking(session, branch)
+        states = self.residency.snapshots
+        if message.behind is not None:
+            if away is None or states is None:
+                return Lacking(session, branch)
+            at, keys, note = away.give(tip, message.behind, states)
+            return Lacking(session, branch, at, b"".join(keys), note=note)
         first, keys = self.residency.stored.lacking(tip)
-        return Lacking(message.session, message.branch, first, b"".join(keys))
+        resumes = None
+        if away is not None:
+            begin = self._requests.find(tip, tip.end - 1)
+            start = begin.start.end
+            found = away.find(tip, start, begin.node.end, begin.last, 0)
+            resumes = start if found is None else found.at
+        return Lacking(session, branch, first, b"".join(keys), resumes)
 
     def _arrived(self, message: m.Settle) -> None:
         stored = self.residency.stored

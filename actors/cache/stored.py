@@ -346,8 +346,8 @@ class StoredBlocks:
         return first, list(islice(self.path(tip, first * size, last), most)) if most else []
 
     def give(self, tip: Node, first: int, keys: Sequence[bytes]) -> list[MovedBlock]:
-        """Slots of these blocks of the path to `tip`, as many as there are without a gap. Those that are
-        on the device alone are saved.
+        """Slots of these blocks of the path to `tip`, and of parts of snapshots behind them, as many as
+        there are without a gap. Blocks that are on the device alone are saved.
         """
         node, size = tip, self._size
         while node.state is not DEVICE or not node.proven:
@@ -355,15 +355,13 @@ class StoredBlocks:
             node = node.parent
         table: Pages | None = None
         given: list[MovedBlock] = []
-        for index, (own, key) in enumerate(
-            zip(self.path(tip, first * size, tip.end), keys, strict=False)
-        ):
-            if own != key:
-                break
+        path = self.path(tip, first * size, tip.end)
+        for index, key in enumerate(keys):
+            own = next(path, None)
             slot = self.place(key)
             if key in self._idle:
                 self._idle.move_to_end(key)  # used now
-            if slot is None and (first + index + 1) * size <= node.end:
+            if slot is None and own == key and (first + index + 1) * size <= node.end:
                 slot = self._claim(key)
                 if slot is not None:
                     if table is None:

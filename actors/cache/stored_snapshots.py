@@ -68,25 +68,29 @@ class StoredSnapshots:
 
     def learn(self, key: bytes, note: bytes) -> None:
         """The first part of a snapshot is here, on the disk, or comes."""
-        if len(note) != _NOTE.size or key in self._stored.notes:
+        stored = self._stored
+        there = key in stored.coming or stored.here_or_on_disk(key)
+        if len(note) != _NOTE.size or key in stored.notes or not there:
             return
         base, rest, count = _NOTE.unpack(note)
         if rest < self._tree.block and len(self.behind.get(base, ())) < _MOST_RESTS:
             self.behind.setdefault(base, {})[key] = rest, count
-            self._stored.notes[key] = note
+            stored.notes[key] = note
 
     # --- from the device ----------------------------------------------------------------------
 
-    def save(self, snapshot: Snapshot, states: Snapshots, *, ahead: bool = False) -> int:
+    def save(
+        self, snapshot: Snapshot, states: Snapshots, *, ahead: bool = False, always: bool = False
+    ) -> int:
         """Have it stored: its slot, or KV that leads to it, is about to go. `ahead`: for the disk,
-        unless that has it. Returns how many blocks are ordered.
+        unless that has it; `always`: however little it saves. Returns how many blocks are ordered.
         """
         node, stored, size = snapshot.node, self._stored, self._tree.block
         if not (stored.slots and snapshot.proven and node.proven and node.last_use > 0):
             return 0
         forms = self._forms(snapshot, states)
         count = len(forms)
-        if states.saves(snapshot) < max(snapshots.NEAR, _WORTH * count):
+        if not always and states.saves(snapshot) < max(snapshots.NEAR, _WORTH * count):
             return 0
         base = stored.base(node)
         start = node.end // size * size
@@ -129,6 +133,31 @@ class StoredSnapshots:
         del self.behind[base][key]
         if not self.behind[base]:
             del self.behind[base]
+
+    # --- to another replica -----------------------------------------------------------------------
+
+    def give(self, tip: Node, behind: int, states: Snapshots) -> tuple[int, list[bytes], bytes]:
+        """The deepest snapshot on the path to `tip` behind a position: where it stands, the keys of its
+        parts, and what `take` is told; no keys: there is none. One that is on the device is saved.
+        """
+        node = tip
+        while node.parent is not None and not node.snapshot:
+            node = node.parent
+        snapshot = states.of(node.snapshot)
+        if snapshot is not None and node.end - behind > snapshots.NEAR:
+            self.save(snapshot, states, always=True)
+        found = self.find(tip, behind, tip.end, tip.end - 1, 0)
+        if found is None:
+            return 0, [], b""
+        key, keys = found.parts[0], list(found.parts)
+        if found.at % self._tree.block:
+            keys.append(_part_key(key, -1))
+        self._stored.touch(keys)
+        return found.at, keys, key + self._stored.notes[key]
+
+    def take(self, note: bytes) -> None:
+        """What another replica sends is, with others, a snapshot."""
+        self.learn(note[:KEY], note[KEY:])
 
     # --- to the device ------------------------------------------------------------------------
 

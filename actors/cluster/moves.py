@@ -5,6 +5,9 @@ there with its branches. Then, branch by branch, the target says which blocks it
 from the source and put to the target, a piece at a time (`protocol/cluster.py`). What the session wants
 to run waits until that is over; so its requests find the blocks as they find all in host memory.
 
+A model with fixed states or windows can do nothing with blocks alone. So the source is asked first for a
+snapshot behind the position at which the target can begin, and its parts follow the blocks before it.
+
 It is over early where it does not pay (the pace of pieces and that of prompts are measured), where the
 source has no more of them, says nothing for a while, or goes. Then the rest is computed.
 
@@ -44,7 +47,8 @@ class Move:
     """Of one session. `done()` is called when it is over."""
 
     __slots__ = (
-        "asked", "branches", "done", "first", "keys", "left", "more", "pays", "since", "source", "target"
+        "asked", "branches", "done", "first", "keys", "left", "more", "note", "pays", "seeks", "since",
+        "source", "target",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +65,8 @@ class Move:
         self.more = False  # the branch may lack blocks behind these
         self.since = 0.0  # of the last word
         self.pays: bool | None = None
+        self.seeks: Lacking | None = None  # the target's answer, while the source looks for a snapshot
+        self.note = b""  # of the snapshot that is moved
 
 
 class KvMoves:
@@ -141,13 +147,20 @@ class KvMoves:
             return
         move.since = self._now()
         match message:
-            case Lacking(first=first, keys=keys) if replica == move.target and not move.asked:
-                self._lacks(session, move, first, keys)
+            case Lacking() if replica == move.target and not move.asked and move.seeks is None:
+                if message.resumes is None:
+                    self._lacks(session, move, message.first, message.keys)
+                else:
+                    move.seeks = message
+                    self._tell(move.source, SeekBlocks(session, message.branch, message.resumes))
+            case Lacking() if replica == move.source and move.seeks is not None:
+                lacking, move.seeks = move.seeks, None
+                self._found(session, move, lacking, message)
             case BlocksRead(blocks=blocks) if replica == move.source and move.asked:
                 if len(blocks) < move.asked:  # what follows is not there, either
                     move.keys, move.more, move.asked = b"", False, len(blocks)
                 if blocks:
-                    self._tell(move.target, PutBlocks(session, message.branch, message))
+                    self._tell(move.target, PutBlocks(session, message.branch, message, move.note))
                 else:
                     self._landed(session)
                     self._next_branch(session, move)
@@ -182,7 +195,7 @@ class KvMoves:
     # --- steps of a move -------------------------------------------------------------------------
 
     def _seek(self, session: int, move: Move) -> None:
-        move.since, move.asked = self._now(), 0
+        move.since, move.asked, move.seeks, move.note = self._now(), 0, None, b""
         self._tell(move.target, SeekBlocks(session, move.branches[0]))
 
     def _next_branch(self, session: int, move: Move) -> None:
@@ -198,17 +211,35 @@ class KvMoves:
             self._next_branch(session, move)
             return
         if move.pays is None:
-            move.pays = self._pays(move)
+            move.pays = self._pays(move, 1, BLOCK)
         if not move.pays:
             self.end(session)
             return
-        move.first, move.keys, move.more = first, keys[: count * KEY], count == MOST_SOUGHT
+        self._fetch(session, move, first, keys[: count * KEY], more=count == MOST_SOUGHT)
+
+    def _found(self, session: int, move: Move, lacking: Lacking, snapshot: Lacking) -> None:
+        """The source has a `snapshot` behind where the target can begin, or none."""
+        need = max(0, snapshot.first // BLOCK - lacking.first)
+        more = need > MOST_SOUGHT  # then its parts come another time
+        keys = lacking.keys[: need * KEY]
+        if not more:
+            keys += snapshot.keys
+            move.note = snapshot.note
+        count, gain = len(keys) // KEY, snapshot.first - (lacking.resumes or 0)
+        if not snapshot.keys or count > move.left or not self._pays(move, count, gain):
+            self._next_branch(session, move)
+            return
+        self._fetch(session, move, lacking.first, keys, more=more)
+
+    def _fetch(self, session: int, move: Move, first: int, keys: bytes, *, more: bool) -> None:
+        move.first, move.keys, move.more = first, keys, more
         self._waiting.append(session)
         self._go_on()
 
-    def _pays(self, move: Move) -> bool:
-        """Whether blocks come sooner than they are computed."""
-        if self.byte_s * self._sizes[move.source][1] * self._rate(move.target) < BLOCK:
+    def _pays(self, move: Move, blocks: int, tokens: int) -> bool:
+        """Whether so many blocks come sooner than so many tokens are computed."""
+        size = self._sizes[move.source][1]
+        if self.byte_s * size * blocks * self._rate(move.target) < tokens:
             return True
         self._probes += 1
         return self._probes % PROBE == 0

@@ -52,6 +52,7 @@ class KvExchange:
         if asked:
             self._settling.append((puts, reads))
         settle.puts.extend(b"".join(block.key for block in put.read.blocks) for put in puts)
+        settle.notes.extend(put.note for put in puts if put.note)
         settle.reads.extend(reads)
         copied, self._copied = self._copied, []
         settle.kept.extend(each.kept for each in copied)

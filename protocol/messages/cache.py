@@ -175,6 +175,7 @@ class Settle(Base, frozen=True):
 
     `puts`: keys, one behind the other, of blocks that another replica sends. `kept`, `refused`: of
     these, earlier, those that are here now, and those that are not. `reads`: what another one wants.
+    `notes`: of snapshots that are among `puts`.
     """
 
     commits: list[Commit]
@@ -184,6 +185,7 @@ class Settle(Base, frozen=True):
     reads: list[ReadBlocks] = []
     kept: list[bytes] = []
     refused: list[bytes] = []
+    notes: list[bytes] = []
 
 
 class RenewPool(Base, frozen=True):

@@ -30,12 +30,21 @@ async def from_peers(served: Any) -> int:
     return sum(map(int, found))
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize(
+    ("killed", "form"),
+    [
+        (False, {}),
+        (False, {"state_slots": 400}),
+        (False, {"window": 16, "window_pages": 4096}),
+        (True, {}),
+    ],
+    ids=str,
+)
 async def test_a_drain_moves_sessions_with_their_kv(
-    serving: Any, killed: bool, monkeypatch: pytest.MonkeyPatch
+    serving: Any, killed: bool, form: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kill it in the midst: the rest is computed, and nobody notices."""
-    count, fake = (12, FAKE | {"block_seconds": 0.02}) if killed else (40, FAKE)
+    count, fake = (12, FAKE | {"block_seconds": 0.02}) if killed else (4 if form else 24, FAKE | form)
     if killed:  # the bytes may go over links as well
         monkeypatch.setattr(cores, "Bindings", lambda *given, shared: Bindings(*given))
     async with serving(replicas=2, fake=fake) as served, AsyncExitStack() as sockets:
