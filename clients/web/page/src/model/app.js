@@ -218,9 +218,8 @@ async function change(id, changes) {
 /** Forget a chat for good, here and on the server. Where that cannot be asked now, the next start of the page asks it. */
 async function forget(id) {
   const { session, key, client, deleted } = await store.chat(id) ?? {};
-  await store.remove(id);
-  if (!session || Date.now() - deleted > MOST_DELETED_MS) return;
-  await store.save({ id, session, key, client, deleted, title: "", created: 0, updated: 0 });
+  if (!session || Date.now() - deleted > MOST_DELETED_MS) return store.remove(id);
+  await store.remove(id, { id, session, key, client, deleted, title: "", created: 0, updated: 0 });
   if (await endSession({ session, key, client })) await store.remove(id);
 }
 
