@@ -51,7 +51,10 @@ log = get_log(__name__)
 
 
 class CoreActors:
-    """One core. A `CoreHost`. `routers`: who hears what the cache has, if anybody asks (`ListenKv`)."""
+    """One core. A `CoreHost`. `routers`: who hears what the cache has, if anybody asks (`ListenKv`).
+
+    `begun`: its first executor, which loads already.
+    """
 
     def __init__(
         self,
@@ -63,12 +66,14 @@ class CoreActors:
         metrics: Metrics,
         check_idle: bool,
         routers: Address[KvEvents] | None = None,
+        begun: ProcessExecutor | None = None,
     ) -> None:
         self.cache: RadixCache | None = None
         self._executor: ExecutorHandle | None = None
         self._config = config
         self._layout = layout
         self._spec = spec
+        self._begun = begun
         self._clock = clock
         self._metrics = metrics
         self._check_idle = check_idle
@@ -114,6 +119,9 @@ class CoreActors:
         self._disk = await open_disk(self._config.model, self._executor.info, self._to_cache)
 
     async def _start_executor(self, progress: Progress) -> ExecutorHandle:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            return await begun.until_ready(progress)
         return await start_executor(self._spec, self._layout.executor, progress=progress)
 
     async def serve(

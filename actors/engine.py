@@ -29,6 +29,7 @@ from ramify.actors.cluster.metrics import ClusterMetrics
 from ramify.actors.core import CoreActors
 from ramify.actors.credentials import read_credentials
 from ramify.actors.executor.handle import ExecutorHandle
+from ramify.actors.executor.process_executor import ProcessExecutor
 from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
 from ramify.actors.front.gateway_messages import MAX_WORKERS
 from ramify.actors.front.interface import PROTOCOL_VERSION, CoreHost, Front, Naming, Progress, Runner
@@ -135,6 +136,7 @@ class Engine:
         clock: Clock,
         check_idle: bool,
         routing: SessionRouter | None = None,
+        begun: ProcessExecutor | None = None,
     ) -> None:
         self.config = config
         self.clock = clock
@@ -165,6 +167,7 @@ class Engine:
                 clock=clock,
                 metrics=self.metrics,
                 check_idle=check_idle,
+                begun=begun,
             )
             self.status.ranks = self.core.ranks
         self._claimed: IO[bytes] | None = None  # the store's lock
@@ -334,10 +337,11 @@ async def running_engine(
     progress: Progress = lambda what, done: None,
     check_idle: bool = False,
     routing: SessionRouter | None = None,
+    begun: ProcessExecutor | None = None,
 ) -> AsyncIterator[Engine]:
     """A ready engine. `spec`: another executor than the configured model (its tokenizer still
     comes from `config.model.path`). `check_idle`: check the cache's invariants whenever idle. `routing`:
-    another way than ours to choose replicas, for benchmarks.
+    another way than ours to choose replicas, for benchmarks. `begun`: of `process_executor.loading`.
 
     Raises ConfigError and ModelError for what the user can mend, EngineFailed for a crash.
     """
@@ -347,6 +351,7 @@ async def running_engine(
         clock=clock if clock is not None else MonotonicClock(),
         check_idle=check_idle,
         routing=routing,
+        begun=begun,
     )
     try:
         async with anyio.create_task_group() as group:
@@ -371,11 +376,16 @@ def _single(error: BaseExceptionGroup[BaseException]) -> BaseException:
     return found
 
 
-async def serve(config: EngineConfig, *, progress: Progress | None = None) -> None:
-    """Serve until SIGINT or SIGTERM, then drain. A second signal stops at once."""
+async def serve(
+    config: EngineConfig, *, progress: Progress | None = None, begun: ProcessExecutor | None = None
+) -> None:
+    """Serve until SIGINT or SIGTERM, then drain. A second signal stops at once.
+
+    `begun`: of `process_executor.loading`.
+    """
     report = progress if progress is not None else lambda what, done: None
     allow_files(config.server.max_sockets)
-    async with running_engine(config, progress=report) as engine:
+    async with running_engine(config, progress=report, begun=begun) as engine:
         Collector(engine.clock).begin()  # the process ends with it
         server = config.server
         files = server.token_file is not None or server.credentials_file is not None

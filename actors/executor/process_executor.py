@@ -7,7 +7,8 @@ and tells results, and the end of one is the end of all.
 
 import asyncio
 import os
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,12 +17,14 @@ from msgspec import structs
 
 from ramify.actors.executor.handle import ExecutorHandle, log
 from ramify.actors.executor.messages import FromExecutor, SignOfLife, StartExecutor, ToExecutor
-from ramify.actors.executor.spec import ExecutorSpec, ProgressCallback, ranks_of
+from ramify.actors.executor.spec import ExecutorSpec, ModelSpec, ProgressCallback, ranks_of
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.kit.report import RankState
+from ramify.actors.layout import layout_of
 from ramify.actors.processes.child_process import ChildProcess
 from ramify.actors.processes.messages import Loading, StartFailed, decoder, encoder
 from ramify.gpu.ranks.ring import GroupCounters, GroupMemory, RankPlace
+from ramify.protocol.config import EngineConfig
 from ramify.protocol.messages import ExecutorMessage
 from ramify.protocol.plan import ExecutorDown, ExecutorInfo, PicturesSeen, StepResult, StopExecutor
 
@@ -33,11 +36,11 @@ Child = ChildProcess[ToExecutor, FromExecutor]
 
 
 class ProcessExecutor(ExecutorHandle):
-    """An executor in child processes. Made by `start`."""
+    """An executor in child processes. Made by `start`, or by `begin` and then `until_ready`."""
 
-    def __init__(self, progress: ProgressCallback, ranks: int) -> None:
+    def __init__(self, ranks: int) -> None:
         super().__init__(self._taken)
-        self._progress = progress
+        self._progress: ProgressCallback | None = None  # None: nobody has asked yet
         self._ranks = range(ranks)
         self._children: list[Child] = []  # by rank
         self._silent = set(self._ranks)  # since the last sign of life of all
@@ -49,16 +52,36 @@ class ProcessExecutor(ExecutorHandle):
     @classmethod
     async def start(cls, spec: ExecutorSpec, progress: ProgressCallback) -> "ProcessExecutor":
         """Start the processes and wait until the executor is ready. Cancelled, it kills them."""
-        self = cls(progress, ranks_of(spec))
+        return await (await cls.begin(spec)).until_ready(progress)
+
+    @classmethod
+    async def begin(cls, spec: ExecutorSpec) -> "ProcessExecutor":
+        """Start the processes, which load meanwhile. Cancelled, it kills them."""
+        self = cls(ranks_of(spec))
         try:
             await self._start(spec)
+        except BaseException:
+            await self._abandon()
+            raise
+        return self
+
+    async def until_ready(self, progress: ProgressCallback) -> "ProcessExecutor":
+        """Wait until the executor is ready. Failed or cancelled, it kills the processes."""
+        self._progress = progress
+        try:
             await asyncio.wait([self._ready])
             self._ready.result()
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self._abandon()
+            await self._abandon()
             raise
         return self
+
+    async def end_unawaited(self) -> None:
+        """End the processes if nobody has waited for them."""
+        if self._progress is None:
+            await self._abandon()
+            if not self._ready.cancel():
+                self._ready.exception()  # or it would be reported as one that nobody saw
 
     async def _start(self, spec: ExecutorSpec) -> None:
         if len(self._ranks) == 1:
@@ -151,7 +174,8 @@ class ProcessExecutor(ExecutorHandle):
                     self._silent = set(self._ranks)
                     self.signs += 1
             case Loading(what, done):
-                self._progress(what, done)
+                if self._progress is not None:
+                    self._progress(what, done)
             case ExecutorInfo():
                 self._loaded(rank, message)
             case StartFailed():
@@ -197,9 +221,10 @@ class ProcessExecutor(ExecutorHandle):
         """Give up a start: no process, task or socket stays."""
         self.failure = "its start was given up"
         self._kill()
-        await asyncio.gather(*(child.ended() for child in self._children), return_exceptions=True)
-        if self._watch is not None:
-            await asyncio.wait([self._watch])
+        with anyio.CancelScope(shield=True):
+            await asyncio.gather(*(child.ended() for child in self._children), return_exceptions=True)
+            if self._watch is not None:
+                await asyncio.wait([self._watch])
         self._close()
 
     def _close(self) -> None:
@@ -207,6 +232,22 @@ class ProcessExecutor(ExecutorHandle):
         if self._counters is not None:
             self._counters.close()
             self._counters = None
+
+
+@asynccontextmanager
+async def loading(config: EngineConfig) -> AsyncIterator[ProcessExecutor | None]:
+    """The executor of an engine in this process, begun before the engine is there, even its modules.
+
+    None: it belongs elsewhere. What nobody has waited for at the end is given up.
+    """
+    if config.replicas is not None or layout_of(config).executor != "process":
+        yield None
+        return
+    begun = await ProcessExecutor.begin(ModelSpec(config.model))
+    try:
+        yield begun
+    finally:
+        await begun.end_unawaited()
 
 
 def _described(rank: RankState) -> RankState:

@@ -8,15 +8,17 @@ import importlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ramify.actors.layout import expects_cuda
-from ramify.gpu.executors.base import Executor, Follower
 from ramify.gpu.ranks.ring import RankPlace
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ConfigError
+
+if TYPE_CHECKING:  # numpy, which whoever starts an executor may not need
+    from ramify.gpu.executors.base import Executor, Follower
 
 _TRACING = "torch._meta_registrations"  # shapes of operators' results, written in Python
 
@@ -66,7 +68,7 @@ def ranks_of(spec: ExecutorSpec) -> int:
             return spec.ranks
 
 
-def build(spec: ExecutorSpec, progress: ProgressCallback) -> Executor:
+def build(spec: ExecutorSpec, progress: ProgressCallback) -> "Executor":
     """Make the executor, in the thread that will run it (torch settings are per thread).
 
     Raises ModelError and ConfigError for what the user can mend; whatever else the factory raises.
@@ -119,7 +121,9 @@ def _import_torch() -> None:
         delattr(torch, name)
 
 
-def build_rank(spec: ExecutorSpec, progress: ProgressCallback, place: RankPlace) -> Executor | Follower:
+def build_rank(
+    spec: ExecutorSpec, progress: ProgressCallback, place: RankPlace
+) -> "Executor | Follower":
     """One of several ranks: rank 0's executor, or what follows it. Raises as `build` does."""
     match spec:
         case ModelSpec(config):

@@ -8,8 +8,8 @@ here and nowhere else, when a command needs it.
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
@@ -57,9 +57,12 @@ def configure_log(config: LogConfig) -> None:
 
 def serve(config: EngineConfig, progress: Progress) -> None:
     """Serve until SIGINT or SIGTERM. Raises ConfigError, ModelError, EngineStopped."""
-    engine = load("ramify.actors.engine")
-    with _faults(engine, config):
-        asyncio.run(engine.serve(config, progress=progress))
+
+    async def run() -> None:
+        async with _engine(config) as (engine, begun):
+            await engine.serve(config, progress=progress, begun=begun)
+
+    asyncio.run(run())
 
 
 def join(
@@ -151,31 +154,26 @@ def check_saved(items: Mapping[str, bytes]) -> None:
 @contextmanager
 def embedded(config: EngineConfig, progress: Progress) -> Iterator[str]:
     """An engine in a thread of this process; gives its URL. Raises as `serve` does."""
-    engine = load("ramify.actors.engine")
     started = threading.Event()
-    host = _Host(engine, config, progress, started)
+    host = _Host(config, progress, started)
     thread = threading.Thread(target=host.run, name="ramify-engine", daemon=True)
-    with _faults(engine, config):
-        thread.start()
-        try:
-            started.wait()
-            if host.error is not None:
-                raise host.error
-            yield host.url
-        finally:
-            host.stop()
-            thread.join()
+    thread.start()
+    try:
+        started.wait()
+        if host.error is not None:
+            raise host.error
+        yield host.url
+    finally:
+        host.stop()
+        thread.join()
 
 
 class _Host:
     """Runs the engine in a loop of its own until `stop`."""
 
-    def __init__(
-        self, engine: Any, config: EngineConfig, progress: Progress, started: threading.Event
-    ) -> None:
+    def __init__(self, config: EngineConfig, progress: Progress, started: threading.Event) -> None:
         self.url = ""
         self.error: BaseException | None = None
-        self._engine = engine
         self._config = config
         self._progress = progress
         self._started = started
@@ -192,8 +190,12 @@ class _Host:
     async def _serve(self) -> None:
         stopping = asyncio.Event()
         self._stopping = (asyncio.get_running_loop(), stopping)
-        async with self._engine.running_engine(self._config, progress=self._progress) as engine:
-            self.url = engine.url
+        config, progress = self._config, self._progress
+        async with (
+            _engine(config) as (engine, begun),
+            engine.running_engine(config, progress=progress, begun=begun) as running,
+        ):
+            self.url = running.url
             self._started.set()
             await stopping.wait()
 
@@ -204,9 +206,21 @@ class _Host:
                 loop.call_soon_threadsafe(stopping.set)
 
 
+@asynccontextmanager
+async def _engine(config: EngineConfig) -> AsyncIterator[tuple[Any, Any]]:
+    """The engine's module, imported while its executor, if it has one of its own, loads the model.
+
+    Faults of the engine become one-line errors.
+    """
+    executor = load("ramify.actors.executor.process_executor")
+    async with executor.loading(config) as begun:
+        engine = load("ramify.actors.engine")
+        with _faults(engine, config):
+            yield engine, begun
+
+
 @contextmanager
 def _faults(engine: Any, config: EngineConfig) -> Iterator[None]:
-    """Faults of the engine as one-line errors."""
     try:
         yield
     except engine.EngineFailed as error:

@@ -18,7 +18,7 @@ import ramify.actors.executor.thread_executor as thread_module
 from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.messages import StartExecutor, ToExecutor
-from ramify.actors.executor.process_executor import ProcessExecutor
+from ramify.actors.executor.process_executor import ProcessExecutor, loading
 from ramify.actors.executor.spec import (
     ExecutorSpec,
     FactorySpec,
@@ -29,7 +29,7 @@ from ramify.actors.executor.spec import (
 from ramify.actors.kit.mailbox import Mailbox, MailboxClosed
 from ramify.actors.processes.messages import NotStarted, decoder, encoder
 from ramify.gpu.executors.fake_model import FakeModel
-from ramify.protocol.config import ModelConfig
+from ramify.protocol.config import EngineConfig, ModelConfig
 from ramify.protocol.errors import ConfigError, ModelError
 from ramify.protocol.messages import SchedulerEvent
 from ramify.protocol.plan import (
@@ -42,6 +42,7 @@ from ramify.protocol.plan import (
     pack,
     unpack,
 )
+from ramify.protocol.replicas_config import ReplicasConfig
 from ramify.protocol.sampling import SamplingParams
 
 Placement = Literal["thread", "process"]
@@ -366,6 +367,43 @@ async def test_signals_are_the_engines(scripted: FactorySpec, number: signal.Sig
 async def test_process_imports_neither_asyncio_nor_torch(stand_ins: None) -> None:
     async with await start_executor(FactorySpec("stand_ins:modules"), "process") as handle:
         assert handle.info.model == ""
+
+
+async def test_an_executor_that_begins_before_its_engine_ends_with_a_start_that_fails(
+    tmp_path: Path,
+) -> None:
+    before = fds()
+    with pytest.raises(ConfigError, match="the port"):
+        async with loading(EngineConfig(model=ModelConfig(path=tmp_path))) as begun:
+            raise ConfigError("the port is taken")
+    assert begun is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(begun.pid, 0)
+    del begun
+    gc.collect()
+    assert fds() == before
+
+
+async def test_a_begun_executor_that_failed_says_so_to_whoever_waits(
+    stand_ins: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = FactorySpec("stand_ins:fails", {"kind": "model"})
+    unawaited, begun = await ProcessExecutor.begin(spec), await ProcessExecutor.begin(spec)
+    for each in (unawaited, begun):
+        while each.failure is None:
+            await asyncio.sleep(0.01)
+    with pytest.raises(ModelError):
+        await begun.until_ready(lambda what, done: None)
+    await unawaited.end_unawaited()
+    del unawaited, each
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+@pytest.mark.parametrize("elsewhere", [{"executor": "thread"}, {"replicas": ReplicasConfig(count=2)}])
+async def test_no_process_begins_for_an_executor_elsewhere(elsewhere: Any, tmp_path: Path) -> None:
+    async with loading(EngineConfig(model=ModelConfig(path=tmp_path), **elsewhere)) as begun:
+        assert begun is None
 
 
 def test_process_ends_with_its_parent(scripted: FactorySpec) -> None:
