@@ -219,7 +219,7 @@ class SessionBranch:
         self.persist: Persist | None = None  # None: as the session says
         self.prefill: int | None = None  # the request that computes appended tokens ahead of time
         # Tokens that these brought from host memory, and from the disk, since the last generation
-        self.brought = 0, 0
+        self.brought: tuple[int, int] = (0, 0)
         self.reason: str | None = None  # how the last generation ended
         self.usage: Usage | None = None  # and what it took
 
