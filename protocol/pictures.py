@@ -31,11 +31,11 @@ _MOST_RATIO = 200  # of its sides
 _NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*|\[[0-9a-f:.]+\]")
 _PORTS = {"https": 443, "http": 80}
 
-PictureFit = Literal["area", "longest", "crop"]
+PictureFit = Literal["area", "longest", "crop", "stretch"]
 """How a picture's size is brought to a model's.
 
 "area": to a range of pixels, Qwen; "longest": no side over a bound, Pixtral; "crop": the shorter side
-to one length, and the middle of the longer one, CLIP.
+to one length, and the middle of the longer one, CLIP; "stretch": to one square, SigLIP.
 """
 
 Side = Annotated[int, msgspec.Meta(ge=1, le=MOST_SIDE)]
@@ -44,7 +44,8 @@ Side = Annotated[int, msgspec.Meta(ge=1, le=MOST_SIDE)]
 class PictureSettings(msgspec.Struct, frozen=True, array_like=True):
     """What a model's processor does to a picture. `unit`: pixels of a token's side.
 
-    `between`: the tokens between two rows of a picture.
+    `between`: the tokens between two rows of a picture. `around`: text in front of it and behind it.
+    `whole`: its tokens see each other, so a step that computes one computes all those behind it.
     """
 
     patch: int
@@ -59,6 +60,13 @@ class PictureSettings(msgspec.Struct, frozen=True, array_like=True):
     model: str  # whose tower
     fit: PictureFit = "area"
     between: tuple[int, ...] = ()
+    around: str = ""
+    whole: bool = False
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a picture, those that the processor names left out."""
+        return self.most // self.unit**2
 
 
 class Picture(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -149,6 +157,8 @@ def fitted(width: int, height: int, settings: PictureSettings) -> tuple[int, int
     if max(width, height) > _MOST_RATIO * min(width, height):
         raise ValueError(f"has {width} x {height} pixels: no side may be {_MOST_RATIO} times the other")
     unit, least, most = settings.unit, settings.least, settings.most
+    if settings.fit == "stretch":
+        return math.isqrt(most), math.isqrt(most)
     if settings.fit == "crop":
         side, shorter = math.isqrt(most), min(width, height)
         return int(side * width / shorter), int(side * height / shorter)

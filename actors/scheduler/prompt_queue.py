@@ -15,6 +15,9 @@ Beside decodes, which wait for the step's end, a step takes what `Pace` allows. 
 ahead make no step longer than `ahead_tokens`, because new requests wait for the step. Spare work
 (`SPARE`) has steps of its own, where there is nothing else to run.
 
+Where the tokens of a picture see each other (`RequestRun.whole`), no chunk ends inside of one. Then a
+step takes more than it should, as far as it has room, or the picture waits for the next one.
+
 A step costs O(log n) for each lot that it takes from. This file knows lengths, not pages or plans.
 """
 
@@ -115,24 +118,27 @@ class PromptQueue:
         left = self._room(decodes)
         if lines is not None and decodes:
             left = min(left, self._step - lines)
-        ahead = min(left, self._ahead)
+        ahead, most = min(left, self._ahead), self._step - max(decodes, lines or 0)
         begun: dict[RequestRun, int] = {}
         for level in self.order[::-1]:
             if level[1] == SPARE and (decodes or begun):
                 break
             room = left if level[0] else min(left, ahead)
-            taken = self._fill(level, begun, room)
+            taken = self._fill(level, begun, room, most)
             left -= taken
             ahead -= taken
-        return [(run, start, run.filled) for run, start in begun.items()]
+        return [(run, start, run.filled) for run, start in begun.items() if start < run.filled]
 
     def _room(self, decodes: int) -> int:
         if not decodes:
             return self._pace.alone(self._long > 0)
         return min(self._pace.beside(decodes), self._step - decodes)
 
-    def _fill(self, level: Level, begun: dict[RequestRun, int], room: int) -> int:
-        """Take what costs `room` tokens of `level`; note where each chunk begins. Returns the cost."""
+    def _fill(self, level: Level, begun: dict[RequestRun, int], room: int, most: int) -> int:
+        """Take what costs `room` tokens of `level`; note where each chunk begins. Returns the cost.
+
+        `most`: tokens of all chunks.
+        """
         line, left = self._lines[level], room
         heap = line.heap
         # a row has one chunk in a step: theirs ends at a cut
@@ -147,6 +153,13 @@ class PromptQueue:
             if cost > left:  # it is scored; about as many tokens as cost what is left
                 size = max(1, size * left // cost)
                 cost = min(left, self._pace.work(run, run.filled, run.filled + size))
+            if run.whole:
+                taken = sum(each.filled - start for each, start in begun.items())
+                size = self._unbroken(run, size, most - taken)
+                if not size:
+                    stopped.append(heapq.heappop(heap))
+                    continue
+                cost = self._pace.work(run, run.filled, run.filled + size)
             left_over = run.prompt - run.filled
             run.filled += size
             run.lot -= size
@@ -167,6 +180,26 @@ class PromptQueue:
         for entry in stopped:
             heapq.heappush(heap, entry)
         return room - left
+
+    @staticmethod
+    def _unbroken(run: RequestRun, size: int, most: int) -> int:
+        """How many tokens `run` takes instead of `size`, so that they end inside of no picture.
+
+        0: the step has not the room for it, of `most` tokens.
+        """
+        end = run.filled + size
+        inside = next((each for each in run.whole if each.start < end < each.stop), None)
+        if inside is None:
+            return size
+        if run.filled < inside.start:
+            return inside.start - run.filled
+        size = inside.stop - run.filled
+        if size > most:
+            return 0
+        if size > run.lot:
+            run.account.due += (size - run.lot) * run.account.tenant.prefilling
+            run.lot = size
+        return size
 
     def _next_lot(self, run: RequestRun) -> int:
         """Begin the next lot of `run`; returns when it is due.

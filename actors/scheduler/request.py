@@ -24,7 +24,7 @@ that was planned but not accepted has no place in either.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from functools import partial
@@ -257,6 +257,7 @@ class RequestRun:
     states: StateSlots | None = None  # of a model with fixed states
     windows: bytes = b""  # of the table of window pages, see `OpenRow`
     pictures: list[PlacedPicture] = field(default_factory=list)
+    whole: Sequence[PlacedPicture] = ()  # that no chunk of its prompt may end inside of
     shows: frozenset[bytes] = frozenset()  # pictures of which the executor keeps what it needs
     replayed: int = 0  # tokens whose KV it has twice
     loaded: int = 0  # of `cached`, the last so many come from another tier
@@ -305,6 +306,8 @@ class RequestRun:
         """Its prompt has pictures: the executor is told of them, and of words only."""
         assert settings is not None
         self.pictures = pictures
+        if settings.whole:
+            self.whole = [each.without_pixels() for each in pictures]
         self.tokens, self.history = words(self.tokens, settings), words(self.history, settings)
 
     @property

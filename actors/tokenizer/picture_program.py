@@ -32,7 +32,7 @@ from ramify.protocol.pictures import (
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MEMORY = 768 << 20  # bytes beyond what the start took
-BICUBIC = Image.Resampling.BICUBIC
+BICUBIC, BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
 
 
 def serve(sock: socket.socket) -> int:
@@ -60,7 +60,8 @@ def decoded(data: bytes, settings: PictureSettings) -> PictureDone | PictureRefu
             fitted(*source.size, settings)  # before anything is decoded
             upright = ImageOps.exif_transpose(source).convert("RGB")
         width, height = fitted(*upright.size, settings)
-        resized = upright.resize((width, height), resample=BICUBIC).crop(box(width, height, settings))
+        resample = BILINEAR if settings.fit == "stretch" else BICUBIC
+        resized = upright.resize((width, height), resample).crop(box(width, height, settings))
         picture = Picture(*resized.size, resized.tobytes())
         return PictureDone(picture, placeholders(picture, settings).tobytes())
     except MemoryError:

@@ -175,6 +175,8 @@ def choose(
         return KernelChoice("triton", "triton", "as asked")
     shape = shapes[0]
     obstacle = _flashinfer_obstacle(shape, device)
+    if any(each.whole for each in shapes):
+        obstacle = "tokens of a picture see those behind them, which it is not given"
     if len(shapes) > 1:
         obstacle = "the model's layers have heads of several sizes, which it is not given"
     if any(each.windowed for each in shapes):

@@ -19,12 +19,14 @@ class AttentionSpec:
     `window`: how many positions back a token sees, itself included; None: all.
     `sinks` float32[heads]: a score for each head that takes its part of the weights and adds no value,
     as if it were one more key. None: there are none.
+    `whole`: a token of a picture also sees those of the same picture that come behind it.
     """
 
     scale: float
     softcap: float | None = None
     window: int | None = None
     sinks: Tensor | None = None
+    whole: bool = False
 
     @property
     def plain(self) -> bool:
@@ -90,6 +92,11 @@ class AttentionShape:
             return self
         kv_heads = self.heads // latent_group(self.heads)
         return replace(self, kv_heads=kv_heads, head_dim=self.value_dim)
+
+    @property
+    def whole(self) -> bool:
+        """Whether any of the layers sees pictures whole."""
+        return any(spec.whole for spec in self.specs)
 
     @property
     def windows(self) -> list[int | None]:

@@ -19,6 +19,8 @@ from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import Plan, StepInputs
 from ramify.gpu.step.rows import Ints, RowTable, StepRows
 from ramify.gpu.step.staging import Array
+from ramify.gpu.step.step_rows import Tokens
+from ramify.gpu.vision.placing import RowPictures, seen_behind
 
 _QUERY_BLOCK = 512  # queries of a masked extend that run at once: bounds the mask
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -81,16 +83,18 @@ class TorchAttention:
 
     def __init__(self, table: RowTable, shape: AttentionShape, device: torch.device) -> None:
         self._table = WindowTable(table) if shape.windowed else table
+        self._pictures: RowPictures = table.pictures
         self._slots_name = WINDOW_SLOTS if shape.windowed else "slots"
         self._shape = shape
         self._heads, self._kv_heads, self._dim = shape.heads, shape.kv_heads, shape.head_dim
         self._group = shape.group
-        self._windows = shape.windows
+        self._kinds = list(dict.fromkeys((spec.window, spec.whole) for spec in shape.specs))
+        self._whole = shape.whole
         self._padding_slot = self._table.pool_pages * self._table.page_size
         self._device = device
         self._in_place = device.type == "cpu"
         self._first_decode = 0
-        self._extends: dict[int | None, list[Extend]] = {}
+        self._extends: dict[tuple[int | None, bool], list[Extend]] = {}
         self._decodes: dict[int | None, _Decodes] = {}
 
     def room(self, bucket: Bucket) -> Plan:
@@ -107,15 +111,17 @@ class TorchAttention:
         self._first_decode = int(ends[n - 1]) if n else 0
         self._extends, self._decodes = {}, {}
         lengths = step.starts + step.counts
-        for window in self._windows:
-            self._extends[window] = [
+        further = seen_behind(step, self._pictures) if self._whole else None
+        for window, whole in self._kinds:
+            behind = further if whole else None
+            self._extends[window, whole] = [
                 block
                 for row, first, start, end in zip(
                     step.rows[:n].tolist(), firsts, step.starts.tolist(), lengths.tolist(), strict=False
                 )
-                for block in self._plan_extend(row, first, start, end, window)
+                for block in self._plan_extend(row, first, start, end, window, behind)
             ]
-            if len(step.rows) > n:
+            if len(step.rows) > n and window not in self._decodes:
                 self._decodes[window] = self._plan_decodes(step.rows[n:], lengths[n:], window)
         if not n:
             return {self._slots_name: self._table.slots_at(step.rows, step.starts)}
@@ -130,7 +136,7 @@ class TorchAttention:
         return []
 
     def attend(self, q: Tensor, kv: LayerKV, step: StepInputs[Tensor], spec: AttentionSpec) -> Tensor:
-        extends = self._extends[spec.window]
+        extends = self._extends[spec.window, spec.whole]
         if not extends:
             return self._decode(self._decodes[spec.window], kv, q, spec)
         outputs = [self._extend(extend, kv, q, spec) for extend in extends]
@@ -141,23 +147,32 @@ class TorchAttention:
     # --- extends ---
 
     def _plan_extend(
-        self, row: int, first: int, start: int, end: int, window: int | None
+        self, row: int, first: int, start: int, end: int, window: int | None, behind: Tokens | None
     ) -> list[Extend]:
-        """The tokens from line `first` on, at positions [start, end) of `row`."""
+        """The tokens from line `first` on, at positions [start, end) of `row`.
+
+        `behind` [T]: how many tokens behind itself each sees; None: none.
+        """
         last = first + end - start
-        if start == 0 and (window is None or end <= window):
+        behind = None if behind is None or not behind[first:last].any() else behind[first:last]
+        if start == 0 and (window is None or end <= window) and behind is None:
             return [Extend(first, last, self._keys(self._table.slots(row, 0, end)), None)]
         blocks = []
         for begin in range(start, end, _QUERY_BLOCK):
             stop = min(begin + _QUERY_BLOCK, end)
             low = 0 if window is None else max(0, begin - window + 1)
             queries = torch.arange(begin, stop, device=self._device)[:, None]
-            keys = torch.arange(low, stop, device=self._device)
-            mask = keys <= queries
+            reach, top = queries, stop
+            if behind is not None:
+                own = behind[begin - start : stop - start]
+                reach = queries + torch.from_numpy(own).to(self._device)[:, None]
+                top = int((np.arange(begin, stop) + own).max()) + 1
+            keys = torch.arange(low, top, device=self._device)
+            mask = keys <= reach
             if window is not None:
                 mask &= keys > queries - window
             at = first + begin - start
-            slots = self._keys(self._table.slots(row, low, stop))
+            slots = self._keys(self._table.slots(row, low, top))
             blocks.append(Extend(at, at + stop - begin, slots, mask))
         return blocks
 

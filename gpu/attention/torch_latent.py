@@ -32,7 +32,7 @@ class TorchLatent(TorchAttention):
             self._expanded(extend, q, kv, heads)
             if heads.pays_to_expand(extend.last - extend.first, extend.count, q.shape[2] - heads.nope)
             else self._absorbed(extend, q, kv, heads)
-            for extend in self._extends[None]
+            for extend in self._extends[None, False]
         ]
         if None in self._decodes:
             lines = heads.absorb(q[self._first_decode :])

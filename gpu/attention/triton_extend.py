@@ -31,6 +31,7 @@ from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
 from ramify.gpu.step.inputs import Plan
 from ramify.gpu.step.rows import StepRows
+from ramify.gpu.step.step_rows import Tokens, within
 
 _TILE = 64  # query heads of one program
 _KEYS = 64
@@ -42,14 +43,17 @@ ITEM_FIELDS = 7
 _MERGE_FIELDS = 4
 
 
-def extend_items(step: StepRows, heads: int, kv_heads: int, window: int | None = None) -> Plan:
+def extend_items(
+    step: StepRows, heads: int, kv_heads: int, window: int | None = None, behind: Tokens | None = None
+) -> Plan:
     """What the programs of a step do, and which of their results are to be merged.
 
     items int32[n, 7]: row, first query's index among the step's tokens, queries, position of the
     first, first and last (excluded) key, index of the part that it leaves or -1 for a tile that
     has no other item. Those with the longest reach come first: they take longest.
     merges int32[m, 4]: first query's index, queries, first part, parts.
-    `window`: how many positions back a token sees at most; None: all.
+    `window`: how many positions back a token sees at most; None: all. `behind` [T]: how many tokens
+    behind itself each sees, inside of a picture; None: none.
     """
     size = _TILE * kv_heads // heads  # tokens in a tile
     rows, starts, counts = (part[: step.extends] for part in (step.rows, step.starts, step.counts))
@@ -61,6 +65,10 @@ def extend_items(step: StepRows, heads: int, kv_heads: int, window: int | None =
     first = (np.cumsum(counts) - counts)[run] + offset
     low = 0 * position if window is None else np.maximum(position - window + 1, 0)
     reach = position + queries - low  # keys that some query of the tile sees
+    if behind is not None and len(run):
+        line = within(counts)
+        ends = np.repeat(starts, counts) + line + 1 + behind[: len(line)]
+        reach = np.maximum.reduceat(ends, first) - low
 
     cuts = np.ones(len(run), dtype=np.int64)
     spare = _wanted(kv_heads) - len(run)
@@ -109,12 +117,14 @@ def extend_attention(
     merges: Tensor,
     pages: Tensor,
     spec: AttentionSpec,
+    behind: Tensor | None = None,
 ) -> None:
     """q [T, heads, D], output [T, heads * D], written at the queries that `items` names.
 
-    items int32[n, 7], merges int32[m, 4] as of `extend_items`; pages int32[rows, columns]. `kv` holds
-    the new keys and values, too.
+    items int32[n, 7], merges int32[m, 4] and behind int32[T] as of `extend_items`; pages int32[rows,
+    columns]. `kv` holds the new keys and values, too.
     """
+    assert behind is None or spec.sinks is None  # the kernel takes these in with a tile's own last key
     heads, (kv_heads, dim, tail) = q.shape[1], tile_sizes(q, kv)
     exact = q.dtype == torch.float32
     scale, softcap = score_scale(spec)
@@ -129,7 +139,7 @@ def extend_attention(
     parts = torch.empty((most, kv_heads, _TILE, dim), dtype=torch.float32, device=q.device)
     sums = torch.empty((most, kv_heads, _TILE), dtype=torch.float32, device=q.device)
     _extend[(len(items), kv_heads)](
-        q, kv.k, kv.v, kv.k_scales, kv.v_scales, items, pages, output, parts, sums, spec.sinks,
+        q, kv.k, kv.v, kv.k_scales, kv.v_scales, items, pages, output, parts, sums, spec.sinks, behind,
         pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         DIM=dim, TAIL=tail, PAGE=kv.page_size, WINDOW=spec.window or 0, TILE=_TILE, KEYS=keys,
         PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, READING=read,
@@ -147,13 +157,13 @@ def extend_attention(
 
 @triton.jit
 def _extend(
-    q, k_pool, v_pool, k_scales, v_scales, items, pages, output, parts, sums, sinks, columns, scale,
-    HEADS: tl.constexpr,
+    q, k_pool, v_pool, k_scales, v_scales, items, pages, output, parts, sums, sinks, behind, columns,
+    scale, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, TAIL: tl.constexpr,
     PAGE: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
     PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, READING: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None."""
+    """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None. behind: int32[T] or None."""
     item = items + tl.program_id(0) * 7
     kv_head = tl.program_id(1)
     row = tl.load(item).to(tl.int64)
@@ -173,7 +183,10 @@ def _extend(
     asked = (first + lines // GROUP) * HEADS + kv_head * GROUP + lines % GROUP
     places = asked[:, None] * DIM + dims[None, :]
     query, tail = ask(q, asked, dims, real, DIM, TAIL, READING)
-    reach = position + lines // GROUP
+    own = position + lines // GROUP
+    reach = own
+    if behind is not None:
+        reach = own + tl.load(behind + first + lines // GROUP, mask=real, other=0)
     if WINDOW:
         start = tl.maximum(start, position - WINDOW + 1)
     top = tl.full([TILE], -float("inf"), tl.float32)
@@ -189,7 +202,7 @@ def _extend(
         place = paged(pages, row, columns, keys, there, kv_head, KV_HEADS, DIM, TAIL, PAGE)
         seen = keys[None, :] <= reach[:, None]
         if WINDOW:
-            seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
+            seen = seen & (keys[None, :] > own[:, None] - WINDOW)
         top, total, mixed = take_keys(
             query, tail, k_pool, v_pool, k_scales, v_scales, place, dims, there, seen, scale, top,
             total, mixed, DIM, TAIL, PRECISION, SOFTCAP, READING,

@@ -32,6 +32,7 @@ from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import Plan, StepInputs
 from ramify.gpu.step.rows import RowTable, StepRows
 from ramify.gpu.step.staging import Array
+from ramify.gpu.vision.placing import SEEN_BEHIND, seen_behind
 
 _KEYS = 64  # in one block
 _CHUNK = 512  # keys at least
@@ -47,6 +48,7 @@ class InvariantPaged:
     def __init__(self, pages: Tensor, table: RowTable, shape: AttentionShape) -> None:
         self._pages, shape = pages, shape.tiled
         self._group = triton.next_power_of_2(shape.group)
+        self._pictures = table.pictures if shape.whole else None
         # a step of padding has no plan: one tile without queries
         self._no_query = torch.zeros((1, _FIELDS), dtype=torch.int32, device=pages.device)
         length = pages.shape[1] * table.page_size
@@ -88,7 +90,10 @@ class InvariantPaged:
                 tiles.append((row, first + offset, min(size, count - offset), start + offset))
             first += count
         tiles.sort(key=lambda tile: -(tile[3] + tile[2]))
-        return {"tiles": np.array(tiles, dtype=np.int32).reshape(-1, _FIELDS)}
+        plan: Plan = {"tiles": np.array(tiles, dtype=np.int32).reshape(-1, _FIELDS)}
+        if self._pictures is not None:
+            plan[SEEN_BEHIND] = seen_behind(step, self._pictures)
+        return plan
 
     def attend(self, q: Tensor, kv: LayerKV, step: StepInputs[Tensor], spec: AttentionSpec) -> Tensor:
         tokens, heads, _ = q.shape
@@ -103,13 +108,15 @@ class InvariantPaged:
             sums = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
         tiles = step.rows if decode else step.plan.get("tiles", self._no_query)
         lines = self._decode_lines if decode else self._extend_lines
-        exact = self._exact
+        exact, behind = self._exact, None
+        if spec.whole and not decode:
+            behind = step.plan.get(SEEN_BEHIND, self._no_query)
         scale, softcap = score_scale(spec)
         shapes = {"HEADS": heads, "DIM": dim, "WINDOW": spec.window or 0, "CHUNK": self._chunk,
                   "CHUNKS": self._chunks, "enable_fp_fusion": False}  # fmt: skip
         _attend[(len(tiles), kv_heads, splits)](
             q, kv.k, kv.v, kv.k_scales, kv.v_scales, tiles, step.positions, self._pages, output,
-            partial, sums, spec.sinks, self._pages.shape[1], scale, KV_HEADS=kv_heads,
+            partial, sums, spec.sinks, behind, self._pages.shape[1], scale, KV_HEADS=kv_heads,
             TAIL=tail, PADDED=self._group, LINES=lines, PAGE=kv.page_size, KEYS=self._keys,
             DECODE=decode, SPLITS=splits, PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap,
             num_warps=8 if dim > 256 else lines // 16 if lines >= 64 else 4,
@@ -136,14 +143,14 @@ def _add(top, total, mixed, other_top, other_total, other_mixed):
 
 @triton.jit
 def _attend(
-    q, k_pool, v_pool, k_scales, v_scales, tiles, positions, pages, output, partial, sums, sinks,
+    q, k_pool, v_pool, k_scales, v_scales, tiles, positions, pages, output, partial, sums, sinks, behind,
     columns, scale, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, TAIL: tl.constexpr,
     PADDED: tl.constexpr,
     LINES: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, DECODE: tl.constexpr, SPLITS: tl.constexpr,
     PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None."""
+    """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None. behind: int32[T] or None."""
     index = tl.program_id(0)
     kv_head = tl.program_id(1)
     if DECODE:
@@ -164,8 +171,12 @@ def _attend(
     dims = tl.arange(0, DIM)
     place = (first + query) * HEADS + head
     asked, tail = ask(q, place, dims, real, DIM, TAIL, FLOATS)
-    reach = position + query
+    own = position + query
+    reach = own
     end = position + count
+    if behind is not None:
+        reach = own + tl.load(behind + first + query, mask=real, other=0)
+        end = tl.maximum(end, tl.max(tl.where(real, reach, 0), 0) + 1)
     low = 0
     if WINDOW:
         low = tl.maximum(position - WINDOW + 1, 0)
@@ -185,7 +196,7 @@ def _attend(
             source = paged(pages, row, columns, keys, there, kv_head, KV_HEADS, DIM, TAIL, PAGE)
             seen = keys[None, :] <= reach[:, None]
             if WINDOW:
-                seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
+                seen = seen & (keys[None, :] > own[:, None] - WINDOW)
             own_top, own_total, own_mixed = take_keys(
                 asked, tail, k_pool, v_pool, k_scales, v_scales, source, dims, there, seen, scale,
                 own_top, own_total, own_mixed, DIM, TAIL, PRECISION, SOFTCAP, FLOATS,

@@ -21,6 +21,7 @@ from ramify.gpu.step.inputs import Plan, StepInputs
 from ramify.gpu.step.rows import RowTable, StepRows
 from ramify.gpu.step.staging import Array
 from ramify.gpu.step.step_rows import within
+from ramify.gpu.vision.placing import SEEN_BEHIND, seen_behind
 
 
 class TritonPaged:
@@ -44,6 +45,7 @@ class TritonPaged:
         self._heads, self._kv_heads, self._dim = shape.heads, shape.kv_heads, shape.head_dim
         # how far back any of the layers sees; None: one of them sees all
         self._window = None if None in shape.windows else max(filter(None, shape.windows))
+        self._pictures = table.pictures if shape.whole else None
         self._arrived = pages.new_zeros(len(pages) * (1 + table.max_guessed) * shape.kv_heads)
         self._lines = lines_for(shape, table.max_guessed)
         self._shares = shares_for(pages.device, shape, self._lines)
@@ -59,7 +61,10 @@ class TritonPaged:
     def room(self, bucket: Bucket) -> Plan:
         runs = self._no_runs(bucket)
         if bucket.extended:
-            return extend_room(bucket.extended, bucket.runs, self._heads, self._kv_heads) | runs
+            runs |= extend_room(bucket.extended, bucket.runs, self._heads, self._kv_heads)
+            if self._pictures is not None:
+                runs[SEEN_BEHIND] = np.zeros(bucket.lines, dtype=np.int32)
+            return runs
         if bucket.drafted and not bucket.grouped:
             return runs
         grouper = self._run_grouper if bucket.drafted else self._grouper
@@ -75,7 +80,10 @@ class TritonPaged:
 
     def plan(self, step: StepRows, bucket: Bucket, captured: bool) -> Plan:
         if step.extends:
-            items = extend_items(step, self._heads, self._kv_heads, self._window)
+            behind = None if self._pictures is None else seen_behind(step, self._pictures)
+            items = extend_items(step, self._heads, self._kv_heads, self._window, behind)
+            if behind is not None:
+                items[SEEN_BEHIND] = behind
             if self._widened is not None and not captured:
                 items = self._widened.plan(step, items)
             return items | self._runs(step, bucket)
@@ -151,7 +159,8 @@ class TritonPaged:
                 if "widened" in step.plan:
                     kv = self._widened.layer(kv, step.plan["widened"])
                     pages = step.plan["widened_pages"]
-            extend_attention(q, output, kv, items, merges, pages, spec)
+            behind = step.plan[SEEN_BEHIND] if spec.whole else None
+            extend_attention(q, output, kv, items, merges, pages, spec, behind)
         return output
 
     def decode(

@@ -11,7 +11,7 @@ from typing import Any
 from ramify.gpu.models.definition import Definition
 from ramify.gpu.models.families import FAMILIES
 from ramify.gpu.models.fields import Fields
-from ramify.gpu.models.parts import Family, of_text
+from ramify.gpu.models.parts import Family, of_text, seeing
 from ramify.gpu.ops.linear.checkpoints import read_format
 from ramify.protocol.checkpoint.files import json_files
 from ramify.protocol.errors import ModelError
@@ -54,7 +54,7 @@ def parse_config(raw: dict[str, Any], generation: dict[str, Any], path: Path) ->
         return definition
     if family.vision is not None and raw.get("vision_config"):
         whole = Fields(family.architecture, raw, {}, str(path))
-        definition = replace(definition, vision=family.vision(whole, definition.hidden_size))
+        definition = seeing(definition, family.vision(whole, definition.hidden_size))
     return of_text(definition)
 
 

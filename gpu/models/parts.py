@@ -80,6 +80,20 @@ def of_text(definition: Definition) -> Definition:
     return replace(definition, names=names)
 
 
+def seeing(definition: Definition, vision: Vision) -> Definition:
+    """The same, of a model that sees so."""
+    layers = []
+    for layer in definition.layers:
+        mixer = layer.mixer
+        if isinstance(mixer, AttentionSettings):
+            whole = vision.whole == "all" or (
+                vision.whole == "windows" and mixer.spec.window is not None
+            )
+            mixer = replace(mixer, spec=replace(mixer.spec, whole=whole))
+        layers.append(replace(layer, mixer=mixer))
+    return replace(definition, layers=tuple(layers), vision=vision)
+
+
 def with_tower(names: TensorNames, tower: TowerSettings) -> TensorNames:
     """Those of `of_text`, where a tower is read as well."""
     read = {*tower.parts, *(f"model.{name}" for name in tower.parts)}

@@ -1,12 +1,14 @@
 """Towers of config.json: the settings of `vision_config`."""
 
+import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from ramify.gpu.models.fields import Fields
 from ramify.gpu.vision.clip import ClipTowerSettings
 from ramify.gpu.vision.pixtral import PixtralTowerSettings
 from ramify.gpu.vision.qwen import QwenTowerSettings
+from ramify.gpu.vision.siglip import SiglipTowerSettings
 from ramify.gpu.vision.tower import ACTIVATIONS, Vision
 from ramify.protocol.pictures import MOST_SIDE
 
@@ -22,6 +24,16 @@ _CLIP = {
     "num_hidden_layers": 24,
     "patch_size": 14,
     "layer_norm_eps": 1e-5,
+}
+_SIGLIP = {
+    "hidden_size": 768,
+    "hidden_act": "gelu_pytorch_tanh",
+    "image_size": 224,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "patch_size": 16,
+    "layer_norm_eps": 1e-6,
 }
 _PIXTRAL = {
     "hidden_size": 1024,
@@ -85,7 +97,8 @@ def clip_vision(whole: Fields, hidden: int) -> Vision:
     kind = fields.get("model_type") or "clip_vision_model"
     if kind != "clip_vision_model":
         raise fields.refused(f"model_type is {kind!r}: LLaVA is served with clip_vision_model")
-    layers, patch = fields.integer("num_hidden_layers", most=_MOST_LAYERS), _patch(fields)
+    alike = _alike(fields, 1)
+    layers, patch = alike["layers"], alike["patch"]
     behind, side = whole.get("vision_feature_layer"), fields.integer("image_size", most=MOST_SIDE)
     behind = -2 if behind is None else behind
     if not isinstance(behind, int) or isinstance(behind, bool) or not -layers <= behind <= layers:
@@ -93,14 +106,34 @@ def clip_vision(whole: Fields, hidden: int) -> Vision:
     if whole.get("vision_feature_select_strategy") not in (None, "default") or side % patch:
         raise whole.refused("vision_feature_select_strategy must be 'default', and image_size a "
                             "multiple of patch_size")  # fmt: skip
-    own, heads = _heads(fields, 1)
+    alike["layers"] = behind if behind >= 0 else layers + 1 + behind
     tower = ClipTowerSettings(
-        patch=patch, side=side, output=hidden, whole=layers, hidden=own, heads=heads,
-        layers=behind if behind >= 0 else layers + 1 + behind, eps=fields.number("layer_norm_eps"),
-        intermediate=fields.integer("intermediate_size"), activation=_activation(fields, "hidden_act"),
+        **alike, side=side, output=hidden, whole=layers, eps=fields.number("layer_norm_eps"),
         projector_activation=_projected(whole), bias=whole.get("multimodal_projector_bias") is not False,
     )  # fmt: skip
     return Vision(tower, _image_token(whole, 32000), fit="crop")
+
+
+def siglip_vision(whole: Fields, hidden: int) -> Vision:
+    """SigLIP's tower as Gemma 3 has it."""
+    fields = whole.inside("vision_config", _SIGLIP)
+    kind = fields.get("model_type") or "siglip_vision_model"
+    if kind != "siglip_vision_model":
+        raise fields.refused(f"model_type is {kind!r}: Gemma 3 is served with siglip_vision_model")
+    alike, side = _alike(fields, 1), fields.integer("image_size", most=MOST_SIDE)
+    tokens = whole.integer("mm_tokens_per_image", 256, most=1 << 16)
+    rows = math.isqrt(tokens)
+    if rows**2 != tokens or side % (rows * alike["patch"]):
+        raise whole.refused(f"mm_tokens_per_image {tokens} must be a square, and its root times "
+                            f"patch_size divide image_size {side}")  # fmt: skip
+    tower = SiglipTowerSettings(
+        **alike, side=side, merge=side // (rows * alike["patch"]), output=hidden,
+        eps=fields.number("layer_norm_eps"),
+    )  # fmt: skip
+    start, end = (whole.integer(f"{name}_token_index", default)
+                  for name, default in (("boi", 255_999), ("eoi", 256_000)))  # fmt: skip
+    token = _image_token(whole, 262_144)
+    return Vision(tower, token, (start,), (end,), fit="stretch", around="\n\n", whole="all")
 
 
 def pixtral_vision(whole: Fields, hidden: int) -> Vision:
@@ -110,21 +143,29 @@ def pixtral_vision(whole: Fields, hidden: int) -> Vision:
     if kind != "pixtral" or behind not in (None, -1):
         raise whole.refused(f"vision_config of {kind!r}, vision_feature_layer {behind!r}: only pixtral "
                             "and -1 are served")  # fmt: skip
-    own, heads = _heads(fields, 4)
     turns = fields.inside("rope_parameters")
     theta = fields.get("rope_theta") or turns.get("rope_theta") or 10_000.0
     if turns.get("rope_type") not in (None, "default", "axial") or not isinstance(theta, (int, float)):
         raise fields.refused("rope_parameters: only type 'axial' with a rope_theta is served")
     eps = whole.inside("text_config").get("rms_norm_eps")
     tower = PixtralTowerSettings(
-        patch=_patch(fields), merge=whole.integer("spatial_merge_size", 2, most=8), output=hidden,
-        layers=fields.integer("num_hidden_layers", most=_MOST_LAYERS), hidden=own, heads=heads,
-        intermediate=fields.integer("intermediate_size"), activation=_activation(fields, "hidden_act"),
+        **_alike(fields, 4), merge=whole.integer("spatial_merge_size", 2, most=8), output=hidden,
         projector_activation=_projected(whole), bias=bool(whole.get("multimodal_projector_bias")),
         theta=float(theta),
         norm_eps=1e-6 if eps is None else whole.inside("text_config").number("rms_norm_eps"),
     )  # fmt: skip
     return Vision(tower, _image_token(whole, 10), fit="longest", lined=True)
+
+
+def _alike(fields: Fields, parts: int) -> dict[str, Any]:
+    """What towers whose layers are all alike have. `parts`: see `_heads`."""
+    own, heads = _heads(fields, parts)
+    return {
+        "patch": _patch(fields), "hidden": own, "heads": heads,
+        "layers": fields.integer("num_hidden_layers", most=_MOST_LAYERS),
+        "intermediate": fields.integer("intermediate_size"),
+        "activation": _activation(fields, "hidden_act"),
+    }  # fmt: skip
 
 
 def _patch(fields: Fields) -> int:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ramify.gpu.vision.tower import (
     ACTIVATIONS,
+    LayeredTowerSettings,
     Norm,
     Product,
     Tower,
-    TowerSettings,
     attended,
     places,
     turned,
@@ -25,14 +25,9 @@ _EPS = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PixtralTowerSettings(TowerSettings):
-    """As config.json says them. `norm_eps`: of the norm ahead of the merger."""
+class PixtralTowerSettings(LayeredTowerSettings):
+    """`norm_eps`: of the norm ahead of the merger."""
 
-    layers: int
-    hidden: int
-    heads: int
-    intermediate: int
-    activation: str
     projector_activation: str
     bias: bool  # the projector has some
     theta: float

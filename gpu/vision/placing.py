@@ -10,12 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ramify.gpu.step.rows import PlanError
 from ramify.gpu.step.staging import Array
-from ramify.gpu.step.step_rows import StepRows
+from ramify.gpu.step.step_rows import StepRows, Tokens
 from ramify.protocol.pictures import PlacedPicture
 
 Ints = npt.NDArray[np.int64]
 RowPictures = Mapping[int, Sequence[PlacedPicture]]
+SEEN_BEHIND = "seen_behind"  # in a plan: what `seen_behind` says
 MOVED_TURNS = "moved_turns"  # in a plan: int32[3, T], what `turns_of` says less the position
 
 
@@ -74,6 +76,25 @@ def shows(step: StepRows, pictures: RowPictures) -> bool:
         if any(each.start < start + count and start < each.stop for each in placed):
             return True
     return False
+
+
+def seen_behind(step: StepRows, pictures: RowPictures) -> Tokens:
+    """int32[T]: how many tokens behind itself each line sees: those up to the end of its picture.
+
+    Of models whose pictures are seen whole. Raises PlanError where an extend ends inside of one.
+    """
+    found, first = np.zeros(step.computed, dtype=np.int32), 0
+    extends = (part[: step.extends].tolist() for part in (step.rows, step.starts, step.counts))
+    for row, start, count in zip(*extends, strict=True):
+        for each in pictures.get(row, ()):
+            low, high = max(each.start, start), min(each.stop, start + count)
+            if low < high:
+                if high < each.stop:
+                    raise PlanError(f"row {row} is extended up to {high}, inside of a picture up to "
+                                    f"{each.stop} that is seen whole")  # fmt: skip
+                found[first + low - start : first + high - start] = np.arange(high - low)[::-1]
+        first += count
+    return found
 
 
 def lay_moved_turns(

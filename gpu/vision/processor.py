@@ -14,7 +14,7 @@ from ramify.protocol.checkpoint.files import json_files
 from ramify.protocol.errors import ModelError
 from ramify.protocol.pictures import FIRST, MOST_PIXELS, PictureSettings
 
-_BICUBIC = 3
+_RESAMPLES = {2: "bilinear", 3: "bicubic"}
 _MOST_LONGEST = 4096  # pixels of a side
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 _ROW_ENDS = {"image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
@@ -37,10 +37,12 @@ def read_processor(folder: Path, shape: Definition) -> PictureSettings:
             raise fields.refused(f"{name} is {fields.get(name)!r}: only true is served")
     if (crops and fields.get("do_pad")) or (not crops and fields.get("do_center_crop")):
         raise fields.refused(f"do_pad or do_center_crop is true: {shape.architecture} is served without")
-    if fields.get("resample") not in (None, _BICUBIC):
-        raise fields.refused(
-            f"resample is {fields.get('resample')!r}: only {_BICUBIC} (bicubic) is served"
-        )
+    if fields.get("do_pan_and_scan"):
+        raise fields.refused(f"do_pan_and_scan is true: {shape.architecture} is served without")
+    resample = 2 if vision.fit == "stretch" else 3
+    if fields.get("resample") not in (None, resample):
+        raise fields.refused(f"resample is {fields.get('resample')!r}: only {resample} "
+                             f"({_RESAMPLES[resample]}) is served")  # fmt: skip
     factor = fields.get("rescale_factor")
     if factor is not None and not math.isclose(fields.number("rescale_factor"), 1 / 255):
         raise fields.refused(f"rescale_factor is {factor!r}: only 1/255 is served")
@@ -59,6 +61,8 @@ def read_processor(folder: Path, shape: Definition) -> PictureSettings:
         model=shape.architecture,
         fit=vision.fit,
         between=ends[:1],
+        around=vision.around,
+        whole=vision.whole != "none",
     )
 
 
@@ -97,7 +101,19 @@ def _crop(fields: Fields, tower: TowerSettings) -> tuple[int, int]:
     return side**2, side**2
 
 
-_SIZES = {"area": _area, "longest": _longest, "crop": _crop}
+def _stretch(fields: Fields, tower: TowerSettings) -> tuple[int, int]:
+    """The same, of a square that pictures of any shape are brought to."""
+    size = fields.inside("size")
+    sides = {size.integer(edge, most=_MOST_LONGEST) for edge in ("height", "width")}
+    if sides != {tower.side}:
+        raise fields.refused(f"size is {sorted(sides)}: the tower has {tower.side}")
+    given, tokens = fields.get("image_seq_length"), (sides.pop() // tower.unit) ** 2
+    if given not in (None, tokens):
+        raise fields.refused(f"image_seq_length is {given!r}: the tower makes {tokens}")
+    return tokens * tower.unit**2, tokens * tower.unit**2
+
+
+_SIZES = {"area": _area, "longest": _longest, "crop": _crop, "stretch": _stretch}
 
 
 def _row_ends(folder: Path, whole: dict[str, Any], vision: Vision) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -70,11 +70,24 @@ class TowerSettings(ABC):
         """A tower whose weights are to be loaded."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayeredTowerSettings(TowerSettings):
+    """Of a tower whose layers are all alike, as config.json says them."""
+
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    activation: str
+
+
 @dataclass(frozen=True, slots=True)
 class Vision:
     """How a model sees pictures. Each is so many tokens called `token`, between `before` and `after`.
 
     `fit`: what its processor does with sizes. `lined`: tokens that the processor names end each row.
+    `around`: text on both sides of `before` and `after`. `whole`: in which layers a picture's tokens see
+    those of it that come behind them.
     """
 
     tower: TowerSettings
@@ -83,6 +96,8 @@ class Vision:
     after: tuple[int, ...] = ()
     fit: PictureFit = "area"
     lined: bool = False
+    around: str = ""
+    whole: Literal["none", "windows", "all"] = "none"
 
 
 @dataclass(slots=True)

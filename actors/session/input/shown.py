@@ -25,9 +25,10 @@ def with_pictures(
     if marks != len(images):
         raise BadRequest(f"the template shows {marks} of {len(images)} `images`")
     found = decoder.each(images)
+    around = decoder.settings.around
     for part in pending.parts:
         pieces: list[PendingPart] = []
-        for number, text in enumerate(part.text.split(MARK)):
+        for number, text in enumerate(part.text.replace(MARK, f"{around}{MARK}{around}").split(MARK)):
             if number:
                 shown = next(found)
                 piece = replace(_inside(part), text=MARK, picture=shown.picture, ids=shown.tokens)

@@ -1,9 +1,10 @@
-"""Gemma 2 and 3, text alone: norms of 1 + w on both sides, windows in a pattern, scaled embeddings."""
+"""Gemma 2 and 3: norms of 1 + w on both sides, windows in a pattern, scaled embeddings."""
 
 from ramify.gpu.models.definition import Definition, LayerSettings, TensorNames
 from ramify.gpu.models.fields import Fields
 from ramify.gpu.models.parts import COMMON, Family, attention, decoder, dense, windows
 from ramify.gpu.models.rope import rope, ropes
+from ramify.gpu.models.towers import siglip_vision
 
 _COMMON = COMMON | {
     "hidden_act": "gelu_pytorch_tanh",
@@ -83,5 +84,12 @@ def _define(
 FAMILIES = (
     Family("Gemma2ForCausalLM", "gemma2", _SECOND, define_2),
     Family("Gemma3ForCausalLM", "gemma3_text", _THIRD, define_3),
-    Family("Gemma3ForConditionalGeneration", "gemma3", _THIRD, define_3, text="gemma3_text"),
+    Family(
+        "Gemma3ForConditionalGeneration",
+        "gemma3",
+        _THIRD,
+        define_3,
+        text="gemma3_text",
+        vision=siglip_vision,
+    ),
 )

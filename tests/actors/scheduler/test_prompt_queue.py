@@ -51,8 +51,9 @@ class FakeRun(SimpleNamespace):
         return not self.ahead, self.priority
 
 
-def run(prompt, account=None, *, ahead=False, filled=0, priority=0):
+def run(prompt, account=None, *, ahead=False, filled=0, priority=0, whole=()):
     return FakeRun(
+        whole=[SimpleNamespace(start=start, stop=stop) for start, stop in whole],
         cut=prompt,
         prompt=prompt,
         filled=filled,
@@ -465,3 +466,39 @@ def test_long_prompts_that_nobody_waits_for_are_not_counted(prompts):
     prompts.forget(ahead)
     prompts.forget(awaited)
     assert prompts.long_awaited == 0
+
+
+def test_no_chunk_ends_inside_of_a_picture_whose_tokens_see_each_other(prompts):
+    """It ends ahead of one that does not fit, or takes more than beside decodes; a step's room holds."""
+    one, two = add(prompts, run(200, whole=[(50, 90), (90, 110), (150, 200)]), run(30, Account(2)))
+    assert prompts.take(30) == [(two, 0, 30), (one, 0, 30)]
+    assert prompts.take(30) == [(one, 30, 90)]
+    assert prompts.take(30) == [(one, 90, 150)]
+    assert prompts.take(30, 51) == []
+    assert prompts.take(30, 50) == [(one, 150, 200)]
+    assert len(prompts) == 0
+
+
+def test_pictures_in_chunks_of_any_size():
+    draw = random.Random(4)
+    for _ in range(60):
+        prompts, runs = make(step=100, mixed=draw.choice([1, 17, 60])), []
+        for number in range(draw.randint(1, 4)):
+            edges = sorted(draw.sample(range(300), 8))
+            pictures = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b - a <= 60]
+            new = run(300, Account(number % 2), whole=pictures, ahead=draw.random() < 0.3)
+            new.filled = new.cached = draw.choice([0, edges[0] + 1, 299])
+            runs.append(new)
+        add(prompts, *runs)
+        at = {each: each.filled for each in runs}
+        while len(prompts):
+            decodes = draw.choice([0, 1, 40])
+            chunks = prompts.take(decodes, decodes)
+            assert chunks
+            assert decodes + sum(end - start for _, start, end in chunks) <= 100
+            for each, start, end in chunks:
+                assert at[each] == start < end
+                at[each] = end
+                assert not any(one.start < end < one.stop for one in each.whole)
+        assert set(at.values()) == {300}
+        assert not any(each.account.prefilling for each in runs)

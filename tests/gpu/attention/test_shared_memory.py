@@ -68,7 +68,7 @@ for dim, dtype in ((64, torch.bfloat16), (256, torch.float32), (512, torch.bfloa
     kv, output = LayerKV(k, k, 1), torch.zeros((8, 8 * dim), dtype=dtype)
     decode_attention(q, kv, zeros[0], zeros[0], zeros, spec, 1)
     balanced_attention(q, output, kv, zeros[0], zeros[0], zeros, spec, 132, zeros)
-    extend_attention(q, output, kv, zeros[:, :7], zeros[:0], zeros, spec)
+    extend_attention(q, output, kv, zeros[:, :7], zeros[:0], zeros, spec, zeros[0])
     shared_attention(q, kv, SharedGroups(zeros[:, :5], zeros[0], zeros[:, :4]), zeros, spec)
 """
 

@@ -87,11 +87,18 @@ _PLAIN = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "n
 _PLAIN |= {"patch_size": 4}
 _COLOURS = {"image_mean": [0.48, 0.45, 0.4], "image_std": [0.26, 0.27, 0.28]}
 ROW_ENDS = [{"id": 154, "content": "[IMG_BREAK]"}, {"id": 155, "content": "[IMG_END]"}]
+WINDOWED = ["sliding_attention"] * 3
 OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llava": ("Llava", {"model_type": "llama"}, {"model_type": "clip_vision_model", "image_size": 16}),
     "mistral3": (
         "Mistral3", {"model_type": "mistral", "sliding_window": None, "rms_norm_eps": 1e-5},
         {"model_type": "pixtral", "hidden_act": "silu", "image_size": 64},
+    ),
+    "gemma3": (
+        "Gemma3",
+        {"model_type": "gemma3_text", "sliding_window": 11, "layer_types": [*WINDOWED, "full_attention"],
+         "query_pre_attn_scalar": 16, "eos_token_id": None, "pad_token_id": 0},
+        {"model_type": "siglip_vision_model", "image_size": 32},
     ),
 }  # fmt: skip
 OTHER_PARTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -102,6 +109,11 @@ OTHER_PARTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = 
     "mistral3": (
         _PLAIN, {"image_token_index": 150, "tie_word_embeddings": False},
         _COLOURS | {"size": {"longest_edge": 64}},
+    ),
+    "gemma3": (
+        _PLAIN, {"image_token_index": 150, "boi_token_index": 151, "eoi_token_index": 152,
+                 "mm_tokens_per_image": 16},
+        _COLOURS | {"size": {"height": 32, "width": 32}, "resample": 2},
     ),
 }  # fmt: skip
 
@@ -192,6 +204,8 @@ def reference(
         seen["pixel_values"] = torch.zeros(len(given), 3, high, wide)
         for values, each in zip(seen["pixel_values"], given, strict=True):
             values[:, : each.height, : each.width] = normalised(each, settings)
+    if settings.whole:
+        seen["token_type_ids"] = (ids == settings.token).int()
     if settings.fit == "longest":
         seen["image_sizes"] = torch.tensor([[each.height, each.width] for each in given])
     with torch.inference_mode():
@@ -216,7 +230,7 @@ def test_pictures_agree_with_transformers(case: str, tmp_path: Path, drive: Any,
     expected = reference(model, settings, tokens, given, 12)
 
     def run(row: int, chunks: Sequence[int], cached: int, those: list[PlacedPicture]) -> list[int]:
-        pages = [*d.pages(0, cached), *d.pages(100 + 200 * row, len(tokens) + 12)]
+        pages = [*d.pages(100, cached), *d.pages(100 + 200 * row + cached, len(tokens) + 12 - cached)]
         d.step(opens=[d.open(row, pages, cached=cached, pictures=those)])
         output: list[int] = []
         ends = [*chunks, len(tokens)]
@@ -228,7 +242,15 @@ def test_pictures_agree_with_transformers(case: str, tmp_path: Path, drive: Any,
 
     shown = see(d, shown)
     assert run(0, [], 0, shown) == expected
-    assert run(1, [shown[0].start + 3, shown[1].stop - 1], 0, shown) == expected
+    assert run(1, [], shown[1].start + 5, shown) == expected
+    if not settings.whole:
+        assert run(2, [shown[0].start + 3, shown[1].stop - 1], 0, shown) == expected
+        return
+    assert run(2, [shown[0].start, shown[1].stop], 0, shown) == expected
+    d.step(opens=[d.open(3, d.pages(0, len(tokens)), cached=shown[0].start, pictures=shown)])
+    start = shown[0].start
+    with pytest.raises(PlanError, match="seen whole"):
+        d.step(extends=[ExtendRow(3, start, pack(tokens[start : start + 4]), False)])
 
 
 def test_kernels_agree_with_transformers(

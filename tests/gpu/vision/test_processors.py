@@ -47,13 +47,15 @@ def seen(source: Image.Image, settings: PictureSettings) -> PictureDone:
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_pixels_are_those_of_transformers_bit_for_bit(case: str, tmp_path: Path) -> None:
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
     from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
     from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
     settings = saved(tmp_path, case)
-    made: Any = LlavaImageProcessorPil if case == "llava" else PixtralImageProcessorPil
+    makers: dict[str, Any] = {"llava": LlavaImageProcessorPil, "mistral3": PixtralImageProcessorPil}
     more = {"patch_size": {"height": settings.unit, "width": settings.unit}}
-    processor = made(**OTHER_PARTS[case][2], **({} if case == "llava" else more))
+    made = makers.get(case, Gemma3ImageProcessorPil)
+    processor = made(**OTHER_PARTS[case][2], **(more if case == "mistral3" else {}))
     patches, merge, patch = Patches(settings, 1), settings.unit // settings.patch, settings.patch
     for number, (width, height) in enumerate(SIZES):
         draw = np.random.default_rng(number)
@@ -92,6 +94,10 @@ def test_rows_end_as_transformers_ends_them(tmp_path: Path) -> None:
         ("mistral3", {"size": {"height": 64, "width": 64}}, "longest_edge is None"),
         ("mistral3", {"do_center_crop": True}, "do_center_crop"),
         ("mistral3", {"resample": 2}, "resample is 2"),
+        ("gemma3", {"resample": 3}, "only 2 .bilinear"),
+        ("gemma3", {"do_pan_and_scan": True}, "do_pan_and_scan is true"),
+        ("gemma3", {"size": {"height": 32, "width": 64}}, "the tower has 32"),
+        ("gemma3", {"image_seq_length": 256}, "image_seq_length is 256: the tower makes 16"),
     ],
 )
 def test_settings_that_are_not_served(case: str, changed: Any, why: str, tmp_path: Path) -> None:
@@ -105,6 +111,8 @@ def test_settings_that_are_not_served(case: str, changed: Any, why: str, tmp_pat
         ("llava", {"vision_feature_layer": [-2, -5]}, "vision_feature_layer"),
         ("llava", {"vision_feature_select_strategy": "full"}, "select_strategy"),
         ("llava", {"vision_config": {"model_type": "siglip_vision_model"}}, "siglip_vision_model"),
+        ("gemma3", {"mm_tokens_per_image": 15}, "must be a square"),
+        ("gemma3", {"vision_config": {"image_size": 40}}, "divide image_size 40"),
         ("mistral3", {"vision_config": {"patch_size": 0}}, "patch_size is 0"),
         ("mistral3", {"projector_hidden_act": "relu"}, "projector_hidden_act is 'relu'"),
     ],

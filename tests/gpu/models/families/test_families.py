@@ -494,9 +494,11 @@ def test_the_text_of_a_model_with_a_vision_tower(
     else:
         text = transformers.MistralConfig(**SMALL, sliding_window=None)
         tower = {"model_type": "pixtral", "head_dim": 16}
+    tokens = {"mm_tokens_per_image": 4} if family == "Gemma3" else {}
     whole = getattr(transformers, f"{family}Config")(
-        text_config=text.to_dict(), vision_config=TOWER | tower, tie_word_embeddings=family == "Gemma3"
-    )
+        text_config=text.to_dict(), vision_config=TOWER | tower, tie_word_embeddings=family == "Gemma3",
+        **tokens,
+    )  # fmt: skip
     model = getattr(transformers, f"{family}ForConditionalGeneration")(whole).eval()
     model.save_pretrained(tmp_path)
     if names == "new":
