@@ -60,9 +60,8 @@ def decoded(data: bytes, settings: PictureSettings) -> PictureDone | PictureRefu
             fitted(*source.size, settings)  # before anything is decoded
             upright = ImageOps.exif_transpose(source).convert("RGB")
         width, height = fitted(*upright.size, settings)
-        resample = BILINEAR if settings.fit == "stretch" else BICUBIC
-        resized = upright.resize((width, height), resample).crop(box(width, height, settings))
-        picture = Picture(*resized.size, resized.tobytes())
+        resized = upright.resize((width, height), BILINEAR if settings.fit == "stretch" else BICUBIC)
+        picture = Picture(*(kept := resized.crop(box(width, height, settings))).size, kept.tobytes())
         return PictureDone(picture, placeholders(picture, settings).tobytes())
     except MemoryError:
         return PictureRefused("takes too much memory to decode")

@@ -175,8 +175,6 @@ def choose(
         return KernelChoice("triton", "triton", "as asked")
     shape = shapes[0]
     obstacle = _flashinfer_obstacle(shape, device)
-    if any(each.whole for each in shapes):
-        obstacle = "tokens of a picture see those behind them, which it is not given"
     if len(shapes) > 1:
         obstacle = "the model's layers have heads of several sizes, which it is not given"
     if any(each.windowed for each in shapes):
@@ -264,6 +262,8 @@ def _flashinfer_obstacle(shape: AttentionShape, device: torch.device) -> str | N
         return "it needs a GPU of compute capability 8.0 or more"
     if shape.dtype == torch.float32:
         return "it does not compute in float32: give --dtype bfloat16 or float16"
+    if shape.whole:
+        return "tokens of a picture see those behind them, which it is not given"
     if shape.codes:
         return "it is not given keys and values in fp8"
     if shape.value_dim is not None:

@@ -22,7 +22,7 @@ TRITON = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or torch.cuda.is_available(), reason="no interpreter"
 )
 # of each row: what is cached, what is new, and where pictures are: begun in the cache, side by side,
-# longer than a window, behind a stretch of text that a tile does not end with; no picture; a decode
+# longer than a window, behind a stretch of text that a tile does not end with; no picture; a token alone
 RUNS = [(3, 70, [(1, 6), (20, 36), (37, 60)]), (0, 33, [(0, 20)]), (5, 9, []), (40, 1, [(8, 30)])]
 
 
@@ -42,7 +42,6 @@ def rows_with_pictures(runs: list[tuple[int, int, list[tuple[int, int]]]]) -> Ro
         for row, (cached, new, pictures) in enumerate(runs)
     ]  # fmt: skip
     table.apply(StepPlan(step=0, opens=opens))
-    table._decodable[:] = True
     return table
 
 
@@ -51,11 +50,11 @@ def rows_with_pictures(runs: list[tuple[int, int, list[tuple[int, int]]]]) -> Ro
 )
 @pytest.mark.parametrize("window", [None, 9])
 def test_tokens_of_a_picture_see_each_other(kind: str, window: int | None) -> None:
-    """Beside layers of the same shape that do not; extends and a decode."""
+    """Beside layers of the same shape that do not; extends of any length."""
     table = rows_with_pictures(RUNS)
     extends = [ExtendRow(row, cached, pack([1] * new), True)
-               for row, (cached, new, _) in enumerate(RUNS) if new > 1]  # fmt: skip
-    step = table.apply(StepPlan(step=1, extends=extends, decodes=pack([3])))
+               for row, (cached, new, _) in enumerate(RUNS)]  # fmt: skip
+    step = table.apply(StepPlan(step=1, extends=extends))
     specs = AttentionSpec(0.4, None, window, whole=True), AttentionSpec(0.4)
     shape = AttentionShape(HEADS, KV_HEADS, DIM, torch.float32, specs)
     choice = KernelChoice(
