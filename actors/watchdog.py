@@ -3,7 +3,8 @@
 An executor gives a sign of life with every result, and one in a process also while it waits for work.
 A step may be long and healthy: a prefill of 2,048 tokens takes many seconds where a large model runs
 on a CPU. So readiness is lost after 4 s, or twice the longest step of late, and comes back by itself;
-only a step over `--step-timeout` is the executor's end, as its death would be (`keeper`).
+only a step over `--step-timeout` is the executor's end, as its death would be (`keeper`). A tower that
+runs on pictures beside the steps is watched in the same way: it may take as long for each of its layers.
 
 `StepWatch` is pure. This file does not know what a step is.
 """
@@ -61,10 +62,12 @@ async def watch_executor(
     executor: ExecutorHandle, allowed: float, clock: Clock, tell: Callable[[str | None], None]
 ) -> None:
     """Look until the executor is gone. `tell` is called with the fault whenever it changes."""
-    watch = StepWatch(allowed, clock.now())
+    watch, tower = (StepWatch(allowed, clock.now()) for _ in range(2))
     known = None
     while executor.alive:
         fault = watch.look(executor.expected, executor.signs, clock.now())
+        slow = tower.look(executor.tower_expected, executor.tower_signs, clock.now())
+        fault = slow if fault is None or tower.over else fault
         if fault is not None and known is None:
             log.warning("the executor is overdue", fault=fault)
         elif fault is None and known is not None:
@@ -72,7 +75,7 @@ async def watch_executor(
         if fault != known:
             tell(fault)
         known = fault
-        if watch.over:
+        if watch.over or tower.over:
             executor.give_up(f"{fault}, longer than --step-timeout allows ({allowed:g} s)")
             return
         await clock.sleep_until(clock.now() + LOOK_SECONDS)

@@ -117,10 +117,11 @@ class PictureLook(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PictureJob(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Decode and fit the picture that the file `data` is."""
+    """Decode and fit the picture that the file `data` is, within so many seconds of a processor."""
 
     data: bytes
     settings: PictureSettings
+    seconds: int
 
 
 class PictureReady(msgspec.Struct, frozen=True, array_like=True, tag=True):

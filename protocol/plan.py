@@ -276,11 +276,13 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
 class PicturesSeen(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     """What the tower made of the pictures `keys` is kept; on the pictures `failed` it could not run, for
     this `reason`. Comes at any time between results, and once a second, empty, while the tower runs.
+    `layers`: that the tower has run since its start, so that one that hangs is noticed.
     """
 
     keys: list[bytes] = []
     failed: list[bytes] = []
     reason: str = ""
+    layers: int = 0
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -41,6 +41,9 @@ class ExecutorHandle(ABC):
         self.failure: str | None = None  # why it is lost
         self._outstanding = 0  # plans without a result
         self.signs = 0  # of life: see `actors.watchdog`
+        self.tower_signs = 0
+        self._looks = 0  # pictures that the tower has yet to run on
+        self._layers = 0  # that the tower had run when it was last heard
 
     @property
     def info(self) -> ExecutorInfo:
@@ -62,6 +65,11 @@ class ExecutorHandle(ABC):
         """What the executor owes a sign of life for, in words; None if silence means nothing."""
         return "the executor has not finished its step" if self._outstanding else None
 
+    @property
+    def tower_expected(self) -> str | None:
+        """The same of the tower, which may hang while steps go on."""
+        return "the tower has not run a layer of a picture" if self._looks else None
+
     def give_up(self, reason: str) -> None:
         """The executor hangs: its results are not waited for any more."""
         self._fail(reason)
@@ -79,11 +87,16 @@ class ExecutorHandle(ABC):
         """
         if not self.alive:
             raise MailboxClosed("executor")
-        self._stopping = isinstance(message, StopExecutor)
-        if not self._stopping:
+        if isinstance(message, StopExecutor):
+            self._stopping = True
+        else:
             if not self._outstanding:
                 self.signs += 1  # it is from now on that its silence counts
             self._outstanding += 1
+            if message.looks:
+                if not self._looks:
+                    self.tower_signs += 1
+                self._looks += len(message.looks)
         self._send(message)
 
     @abstractmethod
@@ -109,6 +122,8 @@ class ExecutorHandle(ABC):
     def _result(self, result: StepResult | PicturesSeen) -> None:
         if isinstance(result, StepResult):
             self._outstanding -= 1
+        else:
+            self._heard_of_tower(result)
         self.signs += 1
         if self.failure is not None:
             return
@@ -123,6 +138,13 @@ class ExecutorHandle(ABC):
         else:
             if self._delivered is not None:
                 self._delivered()
+
+    def _heard_of_tower(self, seen: PicturesSeen) -> None:
+        done = len(seen.keys) + len(seen.failed)
+        self._looks -= done
+        if done or seen.layers != self._layers:
+            self._layers = seen.layers
+            self.tower_signs += 1
 
     def _fail(self, reason: str, error: BaseException | None = None) -> None:
         """The executor is lost. Fails the start, or tells ExecutorDown. The first call counts."""

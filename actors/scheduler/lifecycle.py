@@ -35,6 +35,7 @@ from ramify.protocol.messages import Commit, Denied, Granted, Submit, session_of
 from ramify.protocol.pictures import missing
 from ramify.protocol.plan import ExecutorInfo, PicturesSeen
 
+_MOST_REASON = 200  # characters
 PLACES = 8  # of the waiting queue that a tenant may have, for each that is free
 
 
@@ -377,6 +378,7 @@ class RequestLifecycle:
         for request in self.suspects.died(ran):
             times = "twice" if request.losses == TWICE else f"{request.losses} times"
             why = f"the model executor died {times} while it ran this request, which is not tried again"
+            why += f": {reason[:_MOST_REASON]}"
             self.end(request, "error", now, "internal", why)
         for request in ran:
             if request in self.suspects and request.ticket:

@@ -5,14 +5,16 @@ all of them is kept; then its prompt is computed. Steps go on meanwhile. Runs th
 share one run of the tower. What was made stays while a run needs it, up to the end of its prompt, and
 then as long as there is room: what was not needed for longest goes first.
 
-A run takes room for all of its pictures at once, in the order of the grants, so no two can wait for each
-other. One alone may take more than there is.
+A run takes room for all of its pictures at once, so no two can wait for each other. One alone may take
+more than there is. Who is next: the highest level, then the tenant whose runs have least of the room,
+then the order of the grants. Who was next once stays so in its level, so that the small ones of others
+do not keep a large one out.
 
 The tower is given a few pictures at a time, as what it was given runs even if nobody wants it any more.
 Levels go first, then tenants take turns. Does not know pixels, nor what a tower is.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import count
 
@@ -53,7 +55,8 @@ class PictureLooks:
         self._most_given = TOWER_BYTES if info.device.startswith("cuda") else 0
         self._turns = count(1)
         self._unseen: list[bytes] = []  # for the next plan
-        self._queue: deque[tuple[RequestRun, dict[bytes, PlacedPicture]]] = deque()  # no room for theirs
+        self._queue: dict[RequestRun, dict[bytes, PlacedPicture]] = {}  # no room for theirs
+        self._first: RequestRun | None = None  # of these
         self._waiting: dict[RequestRun, set[bytes]] = {}  # what each still waits for
         self.parked: list[Request] = []  # to be granted again when fewer runs wait
         self.due = False  # there is something for the next plan
@@ -69,8 +72,8 @@ class PictureLooks:
         return any(not each.ready for each in self._known.values())
 
     def looking(self, run: RequestRun) -> bool:
-        """Whether the tower runs for `run`."""
-        return run in self._waiting
+        """Whether the tower was given a picture that `run` waits for."""
+        return not self._waiting.get(run, set()).isdisjoint(self._given)
 
     def unparked(self) -> list[Request]:
         """Those of `parked` whose time has come."""
@@ -92,7 +95,7 @@ class PictureLooks:
             return False
         self._waiting[run] = set(wanted)
         if self._queue or not self._take(run, wanted):
-            self._queue.append((run, wanted))
+            self._queue[run] = wanted
             return True
         if self._waiting[run]:
             return True
@@ -103,9 +106,9 @@ class PictureLooks:
         """`run` needs its pictures no more: its prompt is computed, or it has ended."""
         if run in self._waiting:
             del self._waiting[run]
-            if not run.shows:
-                self._queue = deque(entry for entry in self._queue if entry[0] is not run)
+            self._queue.pop(run, None)
         for key in run.shows:
+            run.account.tenant.shown -= self._known[key].size
             self._release(key)
         run.shows = frozenset()
         self._admit()
@@ -190,6 +193,7 @@ class PictureLooks:
                 missing.discard(key)
             shown.users += 1
         self.held += more
+        run.account.tenant.shown += sum(sizes.values())
         run.shows = frozenset(wanted)
         self._evict()
         return True
@@ -219,10 +223,18 @@ class PictureLooks:
     def _admit(self) -> None:
         """Forget what is too much, and go on with runs that waited for room."""
         self._evict()
-        while self._queue and self._take(*self._queue[0]):
-            run, _ = self._queue.popleft()
+        while self._queue:
+            run = max(self._queue, key=self._place)
+            if not self._take(run, self._queue[run]):
+                self._first = run
+                return
+            del self._queue[run]
             if not self._waiting[run]:
                 self._go_on(run)
+
+    def _place(self, run: RequestRun) -> tuple[Level, bool, int]:
+        """The greatest is the next that gets room."""
+        return _level(run), run is self._first, -run.account.tenant.shown
 
     def _go_on(self, run: RequestRun) -> None:
         del self._waiting[run]
@@ -233,5 +245,9 @@ class PictureLooks:
 
 def _turn(run: RequestRun) -> tuple[Level, int]:
     """Of what waits, the highest is looked for first."""
-    level = max([run.level, *(request.level for request in run.waiters)])
-    return level, -run.account.tenant.looked
+    return _level(run), -run.account.tenant.looked
+
+
+def _level(run: RequestRun) -> Level:
+    """With that of those who wait for its prompt."""
+    return max([run.level, *(request.level for request in run.waiters)])

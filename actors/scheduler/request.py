@@ -77,6 +77,7 @@ class Tenant:
     prefilling: int = 0  # sessions whose prompts are being computed
     lacking: int = 0  # prompt tokens of its requests that wait for a first token; see `pace`
     looked: int = 0  # the turn in which the tower was last given a picture of its; see `looks`
+    shown: int = 0  # bytes of what the tower made that its runs need
 
     @property
     def waiting(self) -> int:

@@ -1,14 +1,17 @@
 """The main program of a process that decodes clients' pictures. See `processes.main`.
 
-A picture is hostile until it is pixels: Pillow reads it here, with a bound on memory, and the engine
-ends the process where a picture takes too long. Sizes are checked before pixels are made.
+A picture is hostile until it is pixels: Pillow reads it here, with bounds on memory and on the
+processor's time; the engine ends the process where that does not. Sizes are checked before pixels are
+made.
 """
 
 import contextlib
 import io
+import math
 import os
 import resource
 import socket
+import time
 import warnings
 from contextlib import closing
 
@@ -31,7 +34,7 @@ from ramify.protocol.pictures import (
 )
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-MEMORY = 768 << 20  # bytes beyond what the start took
+MEMORY = 768 << 20  # bytes beyond what the start took; the largest that is admitted takes 630 MiB
 BICUBIC, BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
 
 
@@ -49,8 +52,15 @@ def serve(sock: socket.socket) -> int:
     with closing(engine):
         engine.send(PictureReady())
         while (job := engine.receive(None)) is not None:
+            _bound_seconds(job.seconds)
             engine.send(decoded(job.data, job.settings))
     return GONE
+
+
+def _bound_seconds(more: int) -> None:
+    """The system ends the process where it takes more of a processor, however busy the machine is."""
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time()) + more, most))
 
 
 def decoded(data: bytes, settings: PictureSettings) -> PictureDone | PictureRefused:

@@ -5,6 +5,7 @@ This file does not know formats (`picture_program.py`), nor sessions.
 """
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -36,7 +37,8 @@ from ramify.protocol.plan import unpack
 PROGRAM = "ramify.actors.tokenizer.picture_program"
 PROCESSES = 2
 START_SECONDS = 30.0
-SECONDS = 2.0  # of one picture
+PROCESSOR_SECONDS = 6  # of one picture: the largest that is admitted takes 2.4
+SECONDS = 20.0  # the same on a busy machine, where it waits for a processor
 
 log = get_log(__name__)
 
@@ -74,6 +76,11 @@ class _Process:
         if isinstance(answer, PictureDone | PictureRefused):
             return answer
         raise TimeoutError(f"it takes more than {seconds:g} s")
+
+    @property
+    def overran(self) -> bool:
+        """Whether it ended, and that was by its bound on the processor's time."""
+        return self._process.returncode == -signal.SIGXCPU
 
     @property
     def alive(self) -> bool:
@@ -143,14 +150,17 @@ class PictureDecoder:
                 process = _Process()
                 self._started.add(process)
                 process.ready()
-            answer = process.work(PictureJob(data, self.settings), self._seconds)
+            answer = process.work(PictureJob(data, self.settings, PROCESSOR_SECONDS), self._seconds)
         except (OSError, LinkClosed, LinkError) as error:  # a TimeoutError is an OSError
-            log.warning("a picture could not be decoded", reason=str(error), bytes=len(data))
-            answer = PictureRefused(f"cannot be decoded: {error or 'its process ended'}")
+            why = f"{error or 'its process ended'}"
             if process is not None:
                 self._started.discard(process)
                 process.kill()
+                if process.overran:
+                    why = f"it takes more than {PROCESSOR_SECONDS} s of a processor"
                 process = None
+            log.warning("a picture could not be decoded", reason=why, bytes=len(data))
+            answer = PictureRefused(f"cannot be decoded: {why}")
         finally:
             self._idle.put(process)
         if isinstance(answer, PictureRefused):

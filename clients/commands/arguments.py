@@ -1,6 +1,7 @@
 """Arguments of the slash commands of `ramify chat`: words, names, and files of pictures."""
 
 import difflib
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from ramify.clients.images import Image
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.pictures import MOST_BYTES
 
+_FIELD = re.compile(r"`images\[(\d{1,4})\]`")
+_SIGNED = re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF.{4}WEBP", re.DOTALL)
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif")  # endings of files that may be dropped
 
 
@@ -59,6 +62,15 @@ def picture(name: str) -> tuple[str, bytes]:
     try:
         if not 0 < path.stat().st_size <= MOST_BYTES:
             raise BadRequest(f"{path} has not 1 to {MOST_BYTES} bytes")
-        return path.name, Image(path).data
+        data = Image(path).data
     except OSError as error:
         raise BadRequest(f"{path}: {error.strerror}") from None
+    if not _SIGNED.match(data):
+        raise BadRequest(f"{path} is no picture: PNG, JPEG, WebP and GIF are shown")
+    return path.name, data
+
+
+def as_typed(message: str, names: Sequence[str]) -> str:
+    """What a server says of a message with pictures, with the files in the place of fields."""
+    named = _FIELD.sub(lambda found: dict(enumerate(names)).get(int(found[1]), found[0]), message)
+    return named.replace("`images`", "`/image`")

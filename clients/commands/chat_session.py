@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ramify.clients.commands import branch_transcript
-from ramify.clients.commands.arguments import dropped, near, one, picture, words
+from ramify.clients.commands.arguments import as_typed, dropped, near, one, picture, words
 from ramify.clients.commands.branch_transcript import Attached, BranchTranscript, Entry
 from ramify.clients.commands.describe import describe, draw_tree, holding
 from ramify.clients.commands.options import USUAL, set_option
@@ -216,7 +216,8 @@ class ChatSession:
                 said.add("user", text, start, pictures)
                 said.add("assistant", generation.text, start)
             raise
-        except RamifyError:
+        except RamifyError as error:
+            error.message = as_typed(error.message, [each.name for each in pictures])
             if not self._lost:  # else it is said again
                 self._pictures = []
             raise

@@ -7,21 +7,25 @@ twice, and no step shows a picture that is not kept.
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from ramify.gpu.step.rows import PlanError
 from ramify.gpu.step.step_rows import StepRows
 from ramify.protocol.pictures import PlacedPicture
 from ramify.protocol.plan import PicturesSeen, StepPlan
 
+_SIGN_SECONDS = 1.0
+
 
 class FakeTower:
     def __init__(self, seconds: float) -> None:
-        """`seconds`: for each picture, one after the other."""
+        """`seconds`: for each picture, one after the other; inf: it hangs."""
         self._seconds = seconds
         self._under_way: deque[tuple[float, bytes]] = deque()  # when it is ready
         self.kept: set[bytes] = set()
         self.looks = 0
         self.faults = 0  # of so many pictures it fails next
+        self._sign_at = 0.0
 
     @property
     def busy(self) -> bool:
@@ -33,6 +37,8 @@ class FakeTower:
                 raise PlanError("a picture is forgotten that is not kept")
             self.kept.remove(key)
         now = time.perf_counter()
+        if plan.looks and not self._under_way:
+            self._sign_at = now + _SIGN_SECONDS
         for look in plan.looks:
             if look.key in self.kept or any(look.key == key for _, key in self._under_way):
                 raise PlanError("a picture is looked at twice")
@@ -48,7 +54,11 @@ class FakeTower:
             (failed if self.faults else keys).append(key)
             self.faults = max(0, self.faults - 1)
         self.kept.update(keys)
-        return PicturesSeen(keys, failed, "it is a fault" if failed else "") if keys or failed else None
+        if not keys and not failed and now < self._sign_at:
+            return None
+        self._sign_at = now + _SIGN_SECONDS
+        layers = self.looks if self._seconds == inf else int(1000 * now)
+        return PicturesSeen(keys, failed, "it is a fault" if failed else "", layers)
 
     def check(self, step: StepRows, pictures: Mapping[int, Sequence[PlacedPicture]]) -> None:
         """Raises PlanError where the step shows a picture that is not kept."""

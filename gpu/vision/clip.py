@@ -62,7 +62,7 @@ class SquareTower(Tower):
 
     def _through(self, x: Tensor) -> Tensor:
         """x [B, patches, size] through all layers."""
-        for norm, q, k, v, output, post, up, down in self._blocks:
+        for norm, q, k, v, output, post, up, down in self._each(self._blocks):
             y = norm(x)
             x = x + output(attended(q(y), k(y), v(y), self._heads))
             x = x + down(self._activation(up(post(x))))

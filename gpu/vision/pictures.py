@@ -82,7 +82,7 @@ class Pictures:
 
     def seen(self) -> PicturesSeen | None:
         """What has become of pictures since the last call; empty: the tower runs; None: say nothing."""
-        said = PicturesSeen()
+        said = PicturesSeen(layers=self.tower.layers_run)
         while self._made:
             key, made = self._made.popleft()
             self._under_way.remove(key)

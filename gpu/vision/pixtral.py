@@ -70,7 +70,7 @@ class PixtralTower(Tower):
         ], -1)  # fmt: skip
         angles = torch.cat((turns, turns), -1)[:, None]
         cos, sin = angles.cos(), angles.sin()
-        for norm, q, k, v, output, post, gate, up, down in self._blocks:
+        for norm, q, k, v, output, post, gate, up, down in self._each(self._blocks):
             y = norm(x)
             queries, keys = (
                 turned(each.view(*each.shape[:2], self._heads, -1), cos, sin).flatten(2)

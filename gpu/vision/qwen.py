@@ -66,7 +66,7 @@ class QwenTower(Tower):
         angles = torch.cat((turns, turns), -1)[:, None]
         cos, sin = angles.cos(), angles.sin()
         deep: list[Tensor] = []
-        for index, (norm, qkv, output, post, up, down) in enumerate(self._blocks):
+        for index, (norm, qkv, output, post, up, down) in enumerate(self._each(self._blocks)):
             x = x + output(self._attend(qkv(norm(x)), cos, sin))
             x = x + down(F.gelu(up(post(x)), approximate=self._settings.activation))
             if index in self._deep:

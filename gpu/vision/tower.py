@@ -1,16 +1,18 @@
 """What towers are made of: weights that the loader fills by their names, norms and products."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.protocol.pictures import PictureFit
+
+Block = TypeVar("Block")  # the parts of a layer
 
 
 def _quick_gelu(x: Tensor) -> Tensor:
@@ -129,6 +131,7 @@ class Tower(ABC):
     def __init__(self, settings: TowerSettings, dtype: torch.dtype, device: torch.device) -> None:
         self.settings = settings
         self.dtype, self.device = dtype, device
+        self.layers_run = 0  # since the start; read by other threads
         self._views: dict[str, Tensor] = {}
 
     def weights(self) -> dict[str, Tensor]:
@@ -141,6 +144,12 @@ class Tower(ABC):
 
         The decoder's embedding of each token comes first, then what is added behind its layers.
         """
+
+    def _each(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """The layers, one after the other: those that were run are counted."""
+        for block in blocks:
+            yield block
+            self.layers_run += 1
 
     def _empty(self, name: str, *shape: int, stored: Sequence[int] = ()) -> Tensor:
         """`stored`: how checkpoints shape it, if otherwise."""

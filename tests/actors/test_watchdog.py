@@ -23,6 +23,8 @@ class Executor:
         self.alive = True
         self.expected: str | None = None
         self.signs = 0
+        self.tower_expected: str | None = None
+        self.tower_signs = 0
         self.given_up: list[str] = []
 
     def give_up(self, reason: str) -> None:
@@ -102,6 +104,26 @@ async def test_the_watch_tells_and_gives_up(caplog: pytest.LogCaptureFixture) ->
         "the executor is overdue",
         "the executor goes on",
         "the executor is overdue",
+    ]
+
+
+async def test_a_tower_that_hangs_beside_steps_is_noticed() -> None:
+    """Steps go on; each layer of the tower may take as long as one of them."""
+    clock, executor = ManualClock(), Executor()
+    executor.tower_expected = "the tower has not run a layer of a picture"
+    told: list[str | None] = []
+    task = asyncio.create_task(watch_executor(executor, 10.0, clock, told.append))
+    for _ in range(6):
+        executor.signs += 1
+        executor.tower_signs += 1
+        await turns(clock, 3)
+    assert told == []
+    for _ in range(4):
+        executor.signs += 1
+        await turns(clock, 3)
+    await task
+    assert executor.given_up == [
+        "the tower has not run a layer of a picture for 10 s, longer than --step-timeout allows (10 s)"
     ]
 
 

@@ -1,6 +1,8 @@
 """What breaks inside: an executor that is killed, a session or a core actor that raises, a signal."""
 
 import asyncio
+import io
+import math
 import os
 import re
 import signal
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.engine import EngineFailed
@@ -18,6 +21,7 @@ from ramify.actors.executor.spec import FactorySpec
 from ramify.actors.processes.messages import NotStarted
 from ramify.actors.session.core import SessionCore
 from ramify.protocol.messages import Frame
+from ramify.protocol.pictures import MARK
 from ramify.protocol.wire import Append
 
 SLOW = {"step_seconds": 0.002}
@@ -360,6 +364,30 @@ async def test_a_step_that_hangs_ends_nothing(
         assert (await peer.terminal(2))["reason"] == "length"
         assert peer.text() == served.oracle.text(served.oracle.output(served.oracle.turn("go"), 60))
         assert "ramify_executor_deaths_total 1.0" in (await served.request("GET", "/metrics"))[1]
+
+
+async def test_a_tower_that_hangs_ends_its_request_alone(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text beside it goes on in the next executor; the request with the picture is told why it ends."""
+    monkeypatch.setattr("ramify.actors.watchdog.LOOK_SECONDS", 0.05)
+    fake = {"step_seconds": 0.02, "sees": True, "look_seconds": math.inf}
+    picture = io.BytesIO()
+    Image.new("RGB", (128, 96)).save(picture, "PNG")
+    settings = {"executor": "process", "gateways": 0, "step_timeout_s": 1.0, "fake": fake}
+    async with serving(**settings) as served, served.connect("msgpack") as peer:
+        seeing = {"type": "append", "id": 4, "branch": "b", "text": MARK, "images": [picture.getvalue()]}
+        await peer.open(
+            {"type": "fork", "id": 1, "as": ["b"]},
+            peer.user(2, "go"),
+            peer.greedy(3, max_tokens=120, ignore_eos=True),
+            seeing,
+            peer.greedy(5, branch="b", max_tokens=3),
+        )
+        failed = await peer.terminal(5)
+        assert is_internal(failed)
+        assert "the tower has not run a layer of a picture for 1 s" in failed["message"]
+        assert (await peer.terminal(3))["usage"]["output"] == 120
 
 
 def executor_of(server: int) -> int | None:

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,63 @@ async def test_a_picture_is_seen_and_computed_once(serving: Any, seeing: tuple[P
                 )
                 assert (await peer.terminal(ident + 2))["usage"]["cached"] < 12
         assert metrics.pictures_seen == 3
+
+
+@pytest.mark.parametrize("room", [1, 1 << 29], ids=["forgotten", "kept"])
+async def test_pictures_whose_keys_and_values_are_evicted(
+    room: int, serving: Any, seeing: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool holds one branch of four, and room 1 no picture that is not needed. Each goes on as the
+    model says of its own picture: two differ in one pixel, one has another size. After a restart, too.
+    """
+    folder, model = seeing
+    monkeypatch.setattr("ramify.gpu.vision.pictures.ROOM", room)
+    picture = drawn(40, 40, 3)
+    source = Image.open(io.BytesIO(picture))
+    other, wide = io.BytesIO(), io.BytesIO()
+    source.resize((64, 40)).save(wide, "PNG")
+    source.putpixel((20, 20), (1, 2, 3))
+    source.save(other, "PNG")
+    files = dict(
+        zip("abcd", (picture, other.getvalue(), wide.getvalue(), drawn(40, 40, 4)), strict=True)
+    )
+    kept = {"store": tmp_path / "s.db", "grace_s": 0.0}
+    settings = llama(folder, kv_tokens=96)
+    ident, missed, said = count(10), 0, dict[str, list[int]]()
+
+    async def go_on(peer: Any, settings: Any, name: str) -> int:
+        """How many prompt tokens were not cached."""
+        asked, shown = next(ident), [seen(settings, files[name])]
+        await peer.send(peer.greedy(asked, branch=name, max_tokens=4, ignore_eos=True))
+        usage = (await peer.terminal(asked))["usage"]
+        assert usage["prompt"] == len(said[name])
+        answer = reference(model, settings, said[name], shown, 4)
+        assert peer.tokens[name][-4:] == answer
+        said[name] += answer
+        return int(usage["prompt"] - usage["cached"])
+
+    async with serving(**settings, server=kept) as served, served.connect("msgpack") as peer:
+        state = await peer.open({"type": "fork", "id": 1, "as": list(files)}, tokens=True)
+        expected = Expected(served, model)
+        shows = expected.settings
+        for name, file in files.items():
+            text = f"Of {name}: {MARK}."
+            said[name] = expected.tokens(text, [file])
+            await peer.send(
+                {"type": "append", "id": next(ident), "branch": name, "text": text, "images": [file]}
+            )
+            missed += await go_on(peer, shows, name) > 16  # of its picture
+        assert (missed, served.engine.metrics.pictures_seen) == (4, 4)
+        for _ in range(2):
+            for name in files:
+                missed += await go_on(peer, shows, name) > 16
+        assert missed == 12  # what the others had left of it was not enough
+        assert served.engine.metrics.pictures_seen == (4 if room > 1 else 12)
+    async with serving(**settings, server=kept) as served, served.connect("msgpack") as peer:
+        await peer.open(session=state["session"], key=state["key"], tokens=True)
+        for name in files:
+            await go_on(peer, shows, name)
+        assert served.engine.metrics.pictures_seen == 4
 
 
 async def test_the_client_and_programs(

@@ -270,6 +270,42 @@ def test_who_is_granted_again_first_is_chosen_so_too() -> None:
     assert world.looks.unparked() == [requests[1], requests[0]]
 
 
+def test_room_goes_to_the_tenant_that_has_least_of_it() -> None:
+    """Not to who came first; a large one is not kept out by the small ones of others."""
+    world = World(room=3)
+    many, one, small = (Tenant() for _ in range(3))
+    runs = [run(each, tenant=many) for each in "abcdef"]
+    for each in runs:
+        world.waits(each)
+    large = run("x", "y", "z", tenant=one)
+    world.waits(large)
+    world.go()
+    assert world.prompts.added == runs[:3]
+    assert (many.shown, one.shown) == (3 * TOKENS * EACH, 0)
+    world.looks.leave(runs[0])
+    late = [run(each, tenant=Tenant()) for each in "klm"]
+    for each in late:
+        world.waits(each)
+    assert world.send() == []  # there is room for one of them, and the large one comes first
+    world.looks.leave(runs[1])
+    urgent = run("u", tenant=small, level=(True, 1))
+    world.waits(urgent)
+    world.looks.leave(runs[2])
+    assert world.send() == ["u"]
+    world.see()
+    world.looks.leave(urgent)
+    assert world.send() == ["x", "y", "z"]
+    world.see()
+    world.looks.leave(large)
+    assert sorted(world.send()) == ["d", "k", "l"]  # the first of those who have none
+    for each in late:
+        world.looks.leave(each)
+    world.see()
+    for each in runs:
+        world.looks.leave(each)
+    assert many.shown == one.shown == small.shown == world.looks.held == 0
+
+
 def test_a_prompt_that_others_wait_for_has_their_level() -> None:
     world = World()
     hurried = run("a")

@@ -286,18 +286,23 @@ def test_pictures(tmp_path: Path) -> None:
     """By command and dropped; named in what is shown; gone with the message, or with its refusal."""
     paths = [tmp_path / "a b.png", tmp_path / "c.JPG"]
     for path in paths:
-        path.write_bytes(b"picture")
-    session = ScriptedSession(["x"], [BadRequest("no")], ["y"])
+        path.write_bytes(b"GIF89a...")
+    (text := tmp_path / "README.md").write_text("# No picture")
+    refusal = "the picture is damaged - at `images[0]`: leave `images` out"
+    session = ScriptedSession(["x"], [BadRequest(refusal)], ["y"])
     lines = (
         f"/image '{paths[0]}'", f"{paths[1]} file://{str(paths[0]).replace(' ', '%20')}", "What?",
         "/image",
-        f"/image {tmp_path}/none.png", f"/image {tmp_path}", f"{paths[1]}", "And?", "So?",
+        f"/image {tmp_path}/none.png", f"/image {tmp_path}", f"/image {text}",
+        f"{paths[1]}", "And?", "So?",
     )  # fmt: skip
     _, notes, _ = talk(session, *lines)
-    assert notes.count("[picture: a b.png] goes with the next message (7 bytes)") == 2
+    assert notes.count("[picture: a b.png] goes with the next message (9 bytes)") == 2
     assert f"{tmp_path}/none.png: No such file" in notes
     assert f"{tmp_path}: Is a directory" in notes
     assert "the name is missing: use /image FILE" in notes
+    assert f"{text} is no picture: PNG, JPEG, WebP and GIF are shown" in notes
+    assert "the picture is damaged - at c.JPG: leave `/image` out" in notes
     calls = [(text, len(options.get("images", ()))) for _, _, text, options in session.calls]
     assert calls == [("What?", 3), ("And?", 1), ("So?", 0)]
 

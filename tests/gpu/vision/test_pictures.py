@@ -31,12 +31,13 @@ class Tower:
     device, dtype = torch.device("cpu"), torch.float32
 
     def __init__(self) -> None:
-        self.may, self.runs = threading.Event(), 0
+        self.may, self.runs, self.layers_run = threading.Event(), 0, 0
         self.may.set()
 
     def forward(self, patches: Tensor, rows: int, columns: int) -> Tensor:
         assert self.may.wait(10)
         self.runs += len(patches)
+        self.layers_run += 1
         if float(patches[0, 0, 0]) == -1:
             raise RuntimeError("it is black")
         return patches[:, :1, None, :1].expand(-1, rows * columns // 4, 1, WIDTH).clone()
@@ -74,7 +75,7 @@ def wait(pictures: Pictures) -> PicturesSeen:
             failed += seen.failed
             why = why or seen.reason
         time.sleep(0.0005)
-    return PicturesSeen(found, failed, why)
+    return PicturesSeen(found, failed, why, seen.layers if seen else 0)
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def test_a_plan_that_contradicts_itself(tower: Tower, pictures: Pictures) -> Non
 
 def test_what_the_tower_raises_is_told_of_its_pictures_alone(tower: Tower, pictures: Pictures) -> None:
     pictures.take(plan(0, 5))
-    assert wait(pictures) == PicturesSeen([look(5).key], [look(0).key], "RuntimeError: it is black")
+    assert wait(pictures) == PicturesSeen([look(5).key], [look(0).key], "RuntimeError: it is black", 2)
     assert shade(pictures, placed(5)) == [5] * TOKENS
     pictures.take(plan(0))  # it may be tried again
     assert wait(pictures).failed == [look(0).key]
@@ -152,7 +153,9 @@ def test_signs_of_life(tower: Tower, pictures: Pictures, monkeypatch: pytest.Mon
     said = []
     for now[0] in (0.5, 1.1, 1.5, 2.2):
         said.append(pictures.seen())
-    assert said == [None, PicturesSeen(), None, PicturesSeen()]
+    assert said == [None, PicturesSeen(), None, PicturesSeen()]  # one that hangs counts no layers
+    tower.layers_run, now[0] = 3, 3.3
+    assert pictures.seen() == PicturesSeen(layers=3)
 
 
 def test_it_can_be_closed_and_used_again(tower: Tower, pictures: Pictures) -> None:
