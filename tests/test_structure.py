@@ -45,7 +45,7 @@ SIZES = {
     "actors/session": (48, 130),
     "actors/store": (11, 31),
     "actors/tiers": (2, 4),
-    "actors/tokenizer": (10, 23),
+    "actors/tokenizer": (10, 24),
     "protocol": (37, 63),
     "clients": (83, 138),
     "gpu": (233, 381),
