@@ -63,7 +63,12 @@ class DiskFile:
         self.notes = {record[0]: record[4] for _, record in records if record[4]}
 
     def write(self, place: int, key: bytes, seal: int, block: Bytes, note: bytes = b"") -> None:
-        """Put a block at a place, which has none while that lasts. Raises OSError."""
+        """Put a block at a place, which has none while that lasts. Raises OSError.
+
+        So it does if the file was removed: a later start would not find it.
+        """
+        if not os.fstat(self._blocks).st_nlink:
+            raise OSError("the file was removed")
         self.put(self.index, _EMPTY, _SIZE * (1 + place))
         self.put(self._blocks, block.data, self.size * place)
         self._turn += 1

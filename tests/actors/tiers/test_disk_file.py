@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +143,13 @@ def test_what_cannot_be_used_is_said_with_its_mend(tmp_path: Path) -> None:
         check_folder(tmp_path / "file")
     check_folder(tmp_path / "new")
     assert not list((tmp_path / "new").iterdir())
+
+
+def test_nothing_is_written_to_a_file_that_was_removed(tmp_path: Path) -> None:
+    file = opened(tmp_path / "kv")
+    file.write(0, key(0), 10, block(0))
+    shutil.rmtree(tmp_path / "kv")
+    with pytest.raises(OSError, match="removed"):
+        file.write(1, key(1), 11, block(1))
+    assert file.read(0, key(0), empty_block(SIZE)) == 10
+    file.close()
