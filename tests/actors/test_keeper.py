@@ -21,8 +21,8 @@ INFO = ExecutorInfo(
 
 
 class Executor:
-    expected = None
-    signs = 0
+    expected = tower_expected = None
+    signs = tower_signs = 0
 
     def __init__(self, **more: Any) -> None:
         self.info = msgspec.structs.replace(INFO, **more)
