@@ -186,12 +186,12 @@ class StoredSnapshots:
                 end = at + rest
                 if not start < end <= last:
                     continue
-                parts = _parts(key, count)
                 behind = _part_key(key, -1) if rest and end > has_kv else None
                 own, more = (blocks, absent) if end > has_kv else ([], 0)
                 total = len(own) + count + (behind is not None)
                 if total > room or end - start - cost * total <= most:
                     continue
+                parts = _parts(key, count)
                 found = StoredSnapshot(end, first, own, parts, behind)
                 if not self._whole(tip, found, key, base, at, there):
                     continue
