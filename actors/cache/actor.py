@@ -18,12 +18,16 @@ from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.actors.kit.clock import Clock, MonotonicClock, Timer
 from ramify.actors.kit.fanout import Spread
+from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
 from ramify.protocol import messages as m
-from ramify.protocol.cluster import KvEvents, ListenKv, SeekBlocks, UnlistenKv
+from ramify.protocol.cluster import BLOCK, KvEvents, ListenKv, SeekBlocks, UnlistenKv
 
 _AHEAD = 8  # branches of a turn whose blocks are fetched from the disk
 NEWS_S = 0.05  # seconds for which changes are collected before routers are told
+SLOW_S = 600.0  # seconds between two lines that say how slow the disk is
+
+log = get_log(__name__)
 
 
 class Disk(Protocol):
@@ -64,6 +68,7 @@ class CacheActor:
         self._disk = disk
         self._extended: OrderedDict[int, None] = OrderedDict()  # or forked: their blocks may be fetched
         self._timer: Timer | None = None  # for who waits for the disk
+        self._slow_said = -SLOW_S  # clock seconds at which it was said that the disk is slow
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until the mailbox is closed and empty. Raises what the cache raises."""
@@ -116,6 +121,20 @@ class CacheActor:
         due = waits.deadline
         self._timer = None if due is None else self._clock.call_at(due, self._overdue)
 
+    def _moved(self, result: m.DiskResult) -> None:
+        """An order was carried out. That the disk is too slow is said once in a while."""
+        self.cache.waits.done(result)
+        disk, now = self.cache.residency.stored.disk, self._clock.now()
+        if disk is None or not disk.slow or now - self._slow_said < SLOW_S:
+            return
+        self._slow_said = now
+        log.warning(
+            "the disk of --kv-disk is slower than computing",
+            read_tokens_s=round(BLOCK / disk.block_s) if disk.block_s else None,
+            written_tokens_s=round(BLOCK / disk.write_s) if disk.write_s else None,
+            computed_tokens_s=round(disk.rate),
+        )
+
     def _overdue(self) -> None:
         self._timer = None
         self.cache.waits.expire(self._clock.now())
@@ -159,7 +178,7 @@ class CacheActor:
             case m.ExtendBranch():
                 self._extend(message)
             case m.DiskResult():
-                cache.waits.done(message)
+                self._moved(message)
             case m.OpenBranch():
                 cache.open_branch(message)
             case m.ForkBranch():

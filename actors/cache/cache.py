@@ -9,6 +9,7 @@ Does not know time (`now` is an argument), sockets, policy, or what a page holds
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from ramify.actors.cache.allocator import PageAllocator
 from ramify.actors.cache.announcer import Announcer
@@ -124,11 +125,13 @@ class RadixCache:
         here, foreign = (self.total - self.free) * self.page_size // size, len(stored.foreign)
         blocks = here, len(stored) - foreign, len(stored.disk or ()), foreign
         named = zip(("device", "host", "disk", "peer"), blocks, self._requests.hits, strict=True)
-        took = {"disk": 0.0 if stored.disk is None else stored.disk.seconds}
-        return [
-            KvTier(tier, count, count * size * token_bytes, hits, took.get(tier))
-            for tier, count, hits in named
-        ]
+        tiers = [KvTier(tier, count, count * size * token_bytes, hits) for tier, count, hits in named]
+        if (disk := stored.disk) is None:
+            tiers[2] = replace(tiers[2], load_s=0.0)
+        else:
+            paces = {"read_s": disk.block_s, "write_s": disk.write_s, "slow": disk.slow}
+            tiers[2] = replace(tiers[2], load_s=disk.seconds, **paces)
+        return tiers
 
     # --- branches ---------------------------------------------------------------------------
 

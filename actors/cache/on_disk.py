@@ -63,7 +63,9 @@ class OnDisk:
         self.orders: list[DiskOrder] = []  # for the mover
         self.broken = False
         self.block_s = 0.0  # of a block that is read, others meanwhile; 0: unknown
-        self.seconds = 0.0  # that orders took
+        self.write_s = 0.0  # of one that is written
+        self.rate = 0.0  # tokens a second that were computed lately; 0: unknown
+        self.seconds, self.moved = 0.0, 0  # that orders took; orders that were carried out
         self._looks = 0
 
     def __len__(self) -> int:
@@ -122,8 +124,14 @@ class OnDisk:
 
     # --- from the disk ------------------------------------------------------------------------
 
+    @property
+    def slow(self) -> bool:
+        """Whether a block takes longer to read, or to write, than to compute, and that is no chance."""
+        return self.moved >= _FORGET and max(self.block_s, self.write_s) * self.rate >= BLOCK
+
     def pays(self, rate: float) -> bool:
         """Whether reading takes less time than computing, at `rate` tokens a second; 0: unknown."""
+        self.rate = rate or self.rate
         if self.block_s * rate < BLOCK:
             return True
         self._looks += 1
@@ -155,6 +163,7 @@ class OnDisk:
         """An order was carried out, or could not be."""
         order = result.order
         self.seconds += result.seconds
+        self.moved += 1
         self.broken = self.broken or result.broken
         moving = self.writing if order.write else self.reading
         if moving.get(order.key) != order.place:
@@ -162,17 +171,22 @@ class OnDisk:
         del moving[order.key]
         if not order.write:
             host.arrived(order.key, whole=result.whole)
-            each = result.seconds / 2  # several are read at once
-            self.block_s += (each - self.block_s) / _FORGET if self.block_s else each
+            self.block_s = _learnt(self.block_s, result.seconds / 2)  # several are read at once
             if not result.whole and order.key in self._place:
                 self.free.append(self._lose(order.key))
         elif result.whole:
+            self.write_s = _learnt(self.write_s, result.seconds)
             self._place[order.key] = order.place
             if order.note:
                 self.notes[order.key] = order.note
                 self.came(order.key, order.note)
         else:
             self.free.append(order.place)
+
+
+def _learnt(known: float, last: float) -> float:
+    """A mean of the last results; `known` 0: there was none."""
+    return known + (last - known) / _FORGET if known else last
 
 
 class DiskWaits:

@@ -319,15 +319,25 @@ class Metrics:
         loads = CounterMetricFamily(
             "ramify_kv_load_seconds", "Time in which KV was moved to and from it.", labels=["tier"]
         )
+        paces = GaugeMetricFamily(
+            "ramify_kv_block_seconds", "Time that one block takes now.", labels=["tier", "op"]
+        )
+        slow = GaugeMetricFamily(
+            "ramify_kv_slow", "1 while a block takes longer than computing it.", labels=["tier"]
+        )
         for each in self._tiers():
             blocks.add_metric([each.tier], each.blocks)
             held.add_metric([each.tier], each.bytes)
             hits.add_metric([each.tier], each.hit_tokens)
             if each.load_s is not None:
                 loads.add_metric([each.tier], each.load_s)
+            for op, seconds in (("read", each.read_s), ("write", each.write_s)):
+                if seconds:
+                    paces.add_metric([each.tier, op], seconds)
+                    slow.add_metric([each.tier], float(each.slow))
         loads.add_metric(["host"], self._load_us * 1e-6)
         loads.add_metric(["peer"], self.copied_s)
-        yield from (blocks, held, hits, loads)
+        yield from (blocks, held, hits, loads, paces, slow)
 
     def _of_ranks(self) -> Iterator[Metric]:
         ranks = self._ranks()

@@ -14,7 +14,8 @@ from ramify.protocol.cluster import ReplicaLoad
 class KvTier(msgspec.Struct, frozen=True):
     """A place where KV is. `hit_tokens`: those that requests found there, since the start.
 
-    `load_s`: in which KV was moved to and from it, where the cache knows.
+    `load_s`: in which KV was moved to and from it, where the cache knows. `read_s`, `write_s`: of one
+    block now, 0: unknown. `slow`: one of these is longer than computing takes.
     """
 
     tier: str
@@ -22,6 +23,9 @@ class KvTier(msgspec.Struct, frozen=True):
     bytes: int
     hit_tokens: int
     load_s: float | None = None
+    read_s: float = 0.0
+    write_s: float = 0.0
+    slow: bool = False
 
 
 class RankState(msgspec.Struct, frozen=True):

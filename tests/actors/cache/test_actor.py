@@ -162,3 +162,25 @@ async def test_without_routers_nobody_listens() -> None:
     wired = Wired()
     await wired.tell(*branch(1, [1]), ListenKv(1), UnlistenKv(1))
     assert wired.cache.residency.announcer is None
+
+
+async def test_a_disk_that_is_slower_than_computing_is_said_once_in_a_while(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wired, disk = Wired(), OnDisk(32)
+    wired.cache = wired.actor.cache = RadixCache(8, block=4, host_blocks=4, disk=disk)
+
+    def reads(first: int, seconds: float) -> list[m.CacheMessage]:
+        orders = [m.DiskOrder(False, bytes([at] * 16), 0, at) for at in range(first, first + 8)]
+        disk.reading.update((order.key, order.place) for order in orders)
+        return [m.DiskResult(order, True, seconds) for order in orders]
+
+    assert disk.pays(6400.0)  # a block takes 10 ms to compute
+    with caplog.at_level("WARNING"):
+        quick = reads(0, 0.01)
+        await wired.tell(*quick, *reads(8, 0.1), *reads(16, 0.1))
+    (record,) = caplog.records
+    assert "slower than computing" in record.getMessage()
+    disk_tier = wired.cache.tiers(1)[2]
+    assert disk_tier.slow
+    assert disk_tier.read_s > 0.01
