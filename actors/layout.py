@@ -5,13 +5,16 @@ process than over a link. The executor has a choice, and so have the gateways wi
 """
 
 import os
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from ramify.protocol.config import EngineConfig
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 CORES_PER_GATEWAY, MOST_GATEWAYS = 4, 4  # on CUDA; measured with 256 sockets and steps of 2 ms
 
 
@@ -36,6 +39,16 @@ def cuda_driver_present() -> bool:
     layouts serve both kinds of device.
     """
     return os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
+
+
+def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
+    """NVIDIA GPUs that processes of this one may use, as CUDA numbers them. None where the system hides
+    their nodes (WSL).
+    """
+    if given := os.environ.get(VISIBLE):
+        return given.split(",")
+    found = [each for each in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", each.name)]
+    return [str(number) for number in range(len(found))]
 
 
 def expects_cuda(device: str, has_cuda: Callable[[], bool] = cuda_driver_present) -> bool:

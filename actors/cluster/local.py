@@ -1,12 +1,10 @@
 """What replicas on one machine share: of several GPUs each has one, of the cores of a CPU its part."""
 
 import os
-import re
 from pathlib import Path
 
+from ramify.actors.layout import VISIBLE, visible_gpus
 from ramify.protocol.config import EngineConfig
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def environment(number: int, config: EngineConfig) -> dict[str, str]:
@@ -19,15 +17,8 @@ def gpus(config: EngineConfig) -> list[str]:
     """The GPUs that replicas here may have: one each, or as many as a replica has ranks, "0,1"."""
     if config.model.device == "cpu":
         return []
-    given, each = os.environ.get(VISIBLE), config.model.tensor_parallel
-    found = given.split(",") if given else _gpus()
+    found, each = visible_gpus(), config.model.tensor_parallel
     return [",".join(found[at : at + each]) for at in range(0, len(found) - each + 1, each)]
-
-
-def _gpus() -> list[str]:
-    """The GPUs of this machine, as CUDA counts them."""
-    found = [each for each in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", each.name)]
-    return [str(number) for number in range(len(found))]
 
 
 def room_beside(config: EngineConfig, new: int, old: int, pid: int) -> bool:

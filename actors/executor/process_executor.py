@@ -20,9 +20,10 @@ from ramify.actors.executor.messages import FromExecutor, SignOfLife, StartExecu
 from ramify.actors.executor.spec import ExecutorSpec, ModelSpec, ProgressCallback, ranks_of
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.kit.report import RankState
-from ramify.actors.layout import layout_of
+from ramify.actors.layout import layout_of, visible_gpus
 from ramify.actors.processes.child_process import ChildProcess
 from ramify.actors.processes.messages import Loading, StartFailed, decoder, encoder
+from ramify.gpu.ranks.checks import check_ranks
 from ramify.gpu.ranks.ring import GroupCounters, GroupMemory, RankPlace
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.messages import ExecutorMessage
@@ -56,7 +57,12 @@ class ProcessExecutor(ExecutorHandle):
 
     @classmethod
     async def begin(cls, spec: ExecutorSpec) -> "ProcessExecutor":
-        """Start the processes, which load meanwhile. Cancelled, it kills them."""
+        """Start the processes, which load meanwhile. Cancelled, it kills them.
+
+        Raises ModelError for ranks that could not hold the model.
+        """
+        if isinstance(spec, ModelSpec):
+            check_ranks(spec.config, len(visible_gpus()))
         self = cls(ranks_of(spec))
         try:
             await self._start(spec)

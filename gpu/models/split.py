@@ -30,6 +30,7 @@ from ramify.gpu.models.definition import (
 from ramify.gpu.models.experts import ExpertsBeside
 from ramify.gpu.models.feed_forward import FeedForward
 from ramify.gpu.ops.linear.base import Linear, Weight
+from ramify.gpu.ranks.checks import divided
 from ramify.protocol.errors import ModelError
 
 _EMBEDDING = "model.embed_tokens.weight"
@@ -163,17 +164,11 @@ def _refused(ranks: int, why: str) -> ModelError:
     return ModelError(f"--tensor-parallel {ranks}: {why}; leave it out, or give another number")
 
 
-def _each(what: str, count: int, ranks: int) -> int:
-    if count % ranks:
-        raise _refused(ranks, f"{count} {what} are not divisible by {ranks}")
-    return count // ranks
-
-
 def _shared(what: str, count: int, ranks: int) -> int:
     """The same, or 1 where several ranks hold each."""
     if count < ranks and not ranks % count:
         return 1
-    return _each(what, count, ranks)
+    return divided(what, count, ranks)
 
 
 def _layer(layer: LayerSettings, ranks: int, place: int | None) -> LayerSettings:
@@ -193,11 +188,11 @@ def _mixer(one: MixerSettings, ranks: int) -> MixerSettings:
         heads, kv_heads = (one.heads, "heads"), (one.kv_heads, "KV heads")
         return replace(
             one,
-            heads=_each(heads[1], heads[0], ranks),
+            heads=divided(heads[1], heads[0], ranks),
             kv_heads=_shared(kv_heads[1], kv_heads[0], ranks),
         )
     if isinstance(one, LatentSettings):
-        return replace(one, heads=_each("heads", one.heads, ranks))
+        return replace(one, heads=divided("heads", one.heads, ranks))
     return _fixed(one, ranks)
 
 
@@ -205,28 +200,28 @@ def _fixed(one: FixedSettings, ranks: int) -> FixedSettings:
     if isinstance(one, DeltaSettings):
         return replace(
             one,
-            key_heads=_each("key heads", one.key_heads, ranks),
-            value_heads=_each("value heads", one.value_heads, ranks),
+            key_heads=divided("key heads", one.key_heads, ranks),
+            value_heads=divided("value heads", one.value_heads, ranks),
         )
     if isinstance(one, MambaSettings):
         if one.norm_eps is not None and one.groups % ranks:
             raise _refused(ranks, f"{one.groups} groups of a Mamba layer are normalised each as a whole")
-        heads, groups = _each("heads", one.heads, ranks), _shared("groups", one.groups, ranks)
+        heads, groups = divided("heads", one.heads, ranks), _shared("groups", one.groups, ranks)
         return replace(one, heads=heads, groups=groups)
     return replace(one, ranks=ranks)
 
 
 def _fed(one: FeedForwardSettings, ranks: int, place: int | None) -> FeedForwardSettings:
     if isinstance(one, DenseSettings):
-        return replace(one, size=_each("rows of a feed-forward", one.size, ranks))
+        return replace(one, size=divided("rows of a feed-forward", one.size, ranks))
     size, held = one.size, None
     if place is None:
-        size = _each("rows of a feed-forward", one.size, ranks)
+        size = divided("rows of a feed-forward", one.size, ranks)
     else:
-        each = _each("experts", one.experts, ranks)
+        each = divided("experts", one.experts, ranks)
         held = place * each, (place + 1) * each
-    shared = None if one.shared is None else _each("rows of a shared expert", one.shared, ranks)
+    shared = None if one.shared is None else divided("rows of a shared expert", one.shared, ranks)
     beside = None
     if one.beside is not None:
-        beside = replace(one.beside, size=_each("rows of a feed-forward", one.beside.size, ranks))
+        beside = replace(one.beside, size=divided("rows of a feed-forward", one.beside.size, ranks))
     return replace(one, size=size, shared=shared, beside=beside, held=held)

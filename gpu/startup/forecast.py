@@ -18,11 +18,12 @@ from ramify.gpu.models.split import part_of
 from ramify.gpu.ops.linear.base import Use
 from ramify.gpu.ops.linear.fp8 import GROUP
 from ramify.gpu.ops.linear.grouped import BITS, WITH_OFFSETS
+from ramify.gpu.ranks.checks import refuse_file
 from ramify.gpu.startup.gguf_weights import tensor_names
 from ramify.gpu.startup.machine import context_of, device_of, dtype_of
 from ramify.gpu.startup.memory import free_bytes, has_windows, plan_pages
 from ramify.gpu.startup.quantization import Quantization
-from ramify.gpu.startup.ranks import quantization_of, refuse_file
+from ramify.gpu.startup.ranks import quantization_of
 from ramify.gpu.startup.weights import check_weights
 from ramify.protocol.checkpoint.gguf import read_gguf
 from ramify.protocol.config import ModelConfig

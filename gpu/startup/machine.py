@@ -4,6 +4,7 @@ import torch
 
 from ramify.gpu.attention.registry import KernelChoice
 from ramify.gpu.models.definition import Definition
+from ramify.gpu.ranks.checks import too_few_gpus
 from ramify.gpu.startup.memory import kv_type, most_rows, most_step_tokens
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
@@ -33,10 +34,7 @@ def device_of(config: ModelConfig, rank: int = 0) -> torch.device:
         raise ModelError("--device cuda: torch sees no CUDA device; install a CUDA build of torch, or "
                          "give --device cpu")  # fmt: skip
     if config.tensor_parallel > (count := torch.cuda.device_count()):
-        raise ModelError(
-            f"--tensor-parallel {config.tensor_parallel}: each rank has a GPU, and torch sees {count}; "
-            "give at most that, or --device cpu"
-        )
+        raise too_few_gpus(config.tensor_parallel, count)
     if config.tensor_parallel > 1:
         torch.cuda.set_device(rank)
     return torch.device("cuda", torch.cuda.current_device())

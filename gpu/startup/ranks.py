@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,13 +11,13 @@ from ramify.gpu.devices import cores
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.definition import Definition
 from ramify.gpu.models.split import Cut, cuts, part_of
+from ramify.gpu.ranks.checks import check_ranks, refused
 from ramify.gpu.ranks.group import Ranks, RankSums
 from ramify.gpu.ranks.ring import RankPlace
 from ramify.gpu.startup.drafts import DraftChoice
 from ramify.gpu.startup.quantization import Quantization, choose_quantization
 from ramify.gpu.step.buckets import Bucket
 from ramify.protocol.config import ModelConfig
-from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExecutorInfo
 
 if TYPE_CHECKING:
@@ -85,10 +84,10 @@ def join(
     if count == 1:
         return None
     if place is None:
-        raise _refused(count, "ranks are processes; give --executor process")
-    refuse_file(config.path, count)
+        raise refused(count, "ranks are processes; give --executor process")
+    check_ranks(config)
     if config.expert_parallel and not whole.has_experts:
-        raise _refused(count, "the model has no experts; leave --expert-parallel out")
+        raise refused(count, "the model has no experts; leave --expert-parallel out")
     shape = part_of(whole, place.rank, place.ranks, config.expert_parallel)
     on_gpu = device.type == "cuda"
     kernels = on_gpu or config.attention == "triton"
@@ -96,12 +95,10 @@ def join(
         "on a CPU ranks hold floats, no integers; give --quantization none": not kernels
         and config.quantization in ("int8", "int4"),
         "--draft mtp reads the whole model; give ngram, or a draft model": config.draft == "mtp",
-        "sums of more than two depend on the batch; leave --deterministic out": config.deterministic
-        and count > 2,
     }
     for told, there in obstacles.items():
         if there:
-            raise _refused(count, told)
+            raise refused(count, told)
     if device.type == "cpu":
         torch.set_num_threads(config.threads or max(1, cores() // count))
     parameters = Decoder(whole, 1, torch.float32, torch.device("meta")).parameters()
@@ -113,13 +110,3 @@ def quantization_of(config: ModelConfig, shape: Definition, device: torch.device
     if config.tensor_parallel > 1 and config.quantization == "auto" and device.type == "cpu":
         return Quantization("none", f"the part of each of {config.tensor_parallel} ranks is floats")
     return choose_quantization(config, shape, device)
-
-
-def refuse_file(path: Path, ranks: int) -> None:
-    """Raises ModelError for a GGUF file."""
-    if ranks > 1 and path.is_file():
-        raise _refused(ranks, "a GGUF file is not divided; give a folder of safetensors")
-
-
-def _refused(count: int, told: str) -> ModelError:
-    return ModelError(f"--tensor-parallel {count}: {told}; or leave --tensor-parallel out")

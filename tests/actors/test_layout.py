@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from ramify.actors.layout import cuda_driver_present, layout_of
+from ramify.actors.layout import VISIBLE, cuda_driver_present, layout_of, visible_gpus
 from ramify.protocol.config import EngineConfig, ModelConfig
 from ramify.protocol.errors import ConfigError
 
@@ -66,3 +66,13 @@ def test_impossible_numbers_of_gateways_are_refused(gateways: int) -> None:
 
 def test_looking_for_a_driver_is_cheap_and_safe() -> None:
     assert cuda_driver_present() in (True, False)
+
+
+def test_gpus_are_counted_by_their_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VISIBLE, raising=False)
+    assert visible_gpus(tmp_path) == []
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert visible_gpus(tmp_path) == ["0", "1"]
+    monkeypatch.setenv(VISIBLE, "4,5,6")
+    assert visible_gpus(tmp_path) == ["4", "5", "6"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ramify.actors.cluster import local
+from ramify.actors.layout import VISIBLE
 from ramify.protocol.config import EngineConfig, ModelConfig, ReplicasConfig
 
 
@@ -15,23 +16,23 @@ def config(**model: Any) -> EngineConfig:
 
 
 def test_each_replica_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(local.VISIBLE, "2,5")
+    monkeypatch.setenv(VISIBLE, "2,5")
     assert [local.environment(n, config()) for n in range(3)] == [
-        {local.VISIBLE: "2"},
-        {local.VISIBLE: "5"},
-        {local.VISIBLE: "2"},
+        {VISIBLE: "2"},
+        {VISIBLE: "5"},
+        {VISIBLE: "2"},
     ]
     assert local.environment(0, config(device="cpu")) == {}
-    monkeypatch.delenv(local.VISIBLE)
-    monkeypatch.setattr(local, "_gpus", lambda: ["0"])
+    monkeypatch.delenv(VISIBLE)
+    monkeypatch.setattr(local, "visible_gpus", lambda: ["0"])
     assert local.environment(3, config(device="cuda")) == {}
     assert local.gpus(config(device="cuda")) == ["0"]
 
 
 def test_the_ranks_of_a_replica_have_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(local.VISIBLE, "2,5,6,7,8")
+    monkeypatch.setenv(VISIBLE, "2,5,6,7,8")
     two = config(device="cuda", tensor_parallel=2)
-    assert [local.environment(n, two)[local.VISIBLE] for n in range(3)] == ["2,5", "6,7", "2,5"]
+    assert [local.environment(n, two)[VISIBLE] for n in range(3)] == ["2,5", "6,7", "2,5"]
     assert local.gpus(config(tensor_parallel=8)) == []
     monkeypatch.setattr("os.cpu_count", lambda: 16)
     assert local.threads(config(device="cpu", tensor_parallel=2)) == 2
@@ -47,10 +48,10 @@ def test_on_a_cpu_they_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_second_process_beside_the_first_one_needs_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU of its own, or memory."""
-    monkeypatch.setenv(local.VISIBLE, "2,5")
+    monkeypatch.setenv(VISIBLE, "2,5")
     assert local.room_beside(config(), 1, 0, 1)
     assert not local.room_beside(config(), 2, 0, 1)
-    monkeypatch.setenv(local.VISIBLE, "2")
+    monkeypatch.setenv(VISIBLE, "2")
     assert not local.room_beside(config(), 1, 0, 1)
     files = {"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 400 kB\n", "/proc/7/statm": "900 {} 3"}
     page = os.sysconf("SC_PAGE_SIZE")

@@ -164,3 +164,10 @@ async def test_threads_are_no_ranks(tmp_path: Path) -> None:
     config = ModelConfig(path=Path("gpu/default_model"), tensor_parallel=2)
     with pytest.raises(ModelError, match="ranks are processes; give --executor process"):
         await start_executor(ModelSpec(config), "thread", box())
+
+
+async def test_no_process_is_started_for_ranks_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessExecutor, "_start_rank", None)
+    config = ModelConfig(path=Path("gpu/default_model"), tensor_parallel=64)
+    with pytest.raises(ModelError, match="8 heads are not divisible by 64"):
+        await start_executor(ModelSpec(config), "process", box())
