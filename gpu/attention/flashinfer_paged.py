@@ -107,7 +107,7 @@ class FlashInferPaged:
 
     def attend(self, q: Tensor, kv: LayerKV, step: StepInputs[Tensor], spec: AttentionSpec) -> Tensor:
         first = step.extended
-        if step.plan or (not first and self._decodes is None):
+        if "items" in step.plan or (not first and self._decodes is None):
             return self._triton.attend(q, kv, step, spec)
         output = torch.empty_like(q)
         merged = output.view(len(q), -1)

@@ -157,10 +157,7 @@ class Pictures:
             batch = waiting[:1]
             try:
                 batch = self._batch(waiting)
-                made = self._run([look.picture for look in batch])
-                # each in memory of its own, which goes with it
-                outputs = [each.clone() for each in made] if len(batch) > 1 else [made[0]]
-                self._finish()
+                outputs = self._made_of([look.picture for look in batch])
             except Exception as error:
                 said = f"{type(error).__name__}: {error}"[:200]
                 self._made.extend((look.key, said) for look in batch)
@@ -181,7 +178,12 @@ class Pictures:
             patches = torch.stack([self._patches.cut(each) for each in batch])
             return self.tower.forward(patches, rows, columns)
 
-    def _finish(self) -> None:
-        """Wait for the tower's stream."""
-        if self._stream is not None:
-            self._stream.synchronize()
+    def _made_of(self, batch: Sequence[Picture]) -> list[Tensor]:
+        """What the tower makes of each, in memory of its own, which goes with it."""
+        made = self._run(batch)
+        if self._stream is None:
+            return [each.clone() for each in made] if len(batch) > 1 else [made[0]]
+        with torch.cuda.stream(self._stream):  # a copy on another one would not wait for the tower
+            outputs = [each.clone() for each in made] if len(batch) > 1 else [made[0]]
+        self._stream.synchronize()
+        return outputs

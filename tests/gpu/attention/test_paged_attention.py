@@ -232,6 +232,7 @@ def inputs_of(
 ) -> StepInputs[torch.Tensor]:
     """What attention reads of a step."""
     parts = {name: torch.from_numpy(array).to(DEVICE) for name, array in (plan or {}).items()}
+    parts["moved_turns"] = torch.zeros(3, len(rows), dtype=torch.int32, device=DEVICE)  # not attention's
     return StepInputs.from_parts(bucket, {"rows": rows, "positions": positions, **parts})
 
 
