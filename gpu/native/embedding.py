@@ -14,9 +14,14 @@ IDS, TABLE, TARGET, WIDTH, EMBED_SCALE, SCALES, OFFSETS, GROUPS = range(8)
 _VF32 = vector(F32)
 
 
+def kernel_name(table: Grouping | str) -> str:
+    """Of the kernel that `emit_embed` writes."""
+    return f"embed_{table if isinstance(table, str) else table.name}"
+
+
 def emit_embed(module: Module, isa: Isa, table: Grouping | str) -> str:
     """`table`: how its blocks are grouped, or its kind of floats, "F32", "F16" or "BF16"."""
-    f = Function(module, f"embed_{table if isinstance(table, str) else table.name}", [PTR, I64, I64])
+    f = Function(module, kernel_name(table), [PTR, I64, I64])
     args, begin, end = f.args
     width = f.word(args, WIDTH)
     factor = f.load(f.at(args, EMBED_SCALE, I64), F32)

@@ -16,7 +16,7 @@ import llvmlite
 from llvmlite import binding
 
 from ramify.gpu.native.ir import Module
-from ramify.gpu.native.kept import CachedCode
+from ramify.gpu.native.kept import CachedCode, folder
 from ramify.gpu.native.matrices import granted
 
 _OPTIMISATION = 3
@@ -115,6 +115,16 @@ class MachineCode:
         if not found:
             raise KeyError(f"the module has no function {name}")
         return found
+
+
+_MODULES: dict[str, MachineCode] = {}
+
+
+def compiled(name: str, write: Callable[[Module], object]) -> MachineCode:
+    """Compiled, or read from where it is kept, once in a process. See `MachineCode`."""
+    if name not in _MODULES:
+        _MODULES[name] = MachineCode(name, write, folder())
+    return _MODULES[name]
 
 
 def _all_features() -> dict[str, bool]:

@@ -1,10 +1,11 @@
 """Keeps compiled machine code between starts of the server, in a folder of the user's own.
 
-Compiling the kernels takes 2 s of CPU. An entry is found by all that its code depends on: our sources,
-what is asked of them, LLVM's version, the CPU and its features. It is executed, so it is read only from
-a file and a folder that are the user's and that nobody else may write, and only whole (a digest is in
-front of the code). It is written beside its place and then renamed, so no reader sees a part of it; the
-oldest ones go when there are too many. Where the folder cannot be used nothing is kept.
+Compiling the kernels of a model takes 1 to 2 s of CPU. An entry is a kernel, or a few. It is found by
+all that its code depends on: our sources, what is asked of them, LLVM's version, the CPU and its
+features. It is executed, so it is read only from a file and a folder that are the user's and that
+nobody else may write, and only whole (a digest is in front of the code). It is written beside its place
+and then renamed, so no reader sees a part of it; the oldest ones go when there are too many. Where the
+folder cannot be used nothing is kept.
 
 `RAMIFY_KERNEL_CACHE` names another folder; empty, nothing is kept.
 """
@@ -15,10 +16,11 @@ import os
 import stat
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
-MOST_FILES = 32  # for each CPU, version and shape of heads or experts that was served
-MOST_BYTES = 1 << 24  # of one file; the kernels of a model take 0.3 MB
+MOST_FILES = 512  # a model asks for 10 to 30; other versions of the engine, and other CPUs, for others
+MOST_BYTES = 1 << 20  # of one file; the largest kernel takes some 50 kB
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -40,7 +42,7 @@ class CachedCode:
     def __init__(self, depends_on: Sequence[str], place: Path | None) -> None:
         """`place`: the folder; None: nothing is kept."""
         digest = hashlib.sha256()
-        for each in (*depends_on, *_sources()):
+        for each in (*depends_on, _sources()):
             digest.update(hashlib.sha256(each.encode()).digest())
         self._place = place
         self._name = digest.hexdigest()
@@ -103,7 +105,11 @@ def _own(found: os.stat_result) -> bool:
     return found.st_uid == os.geteuid() and not found.st_mode & 0o022 and not stat.S_ISLNK(found.st_mode)
 
 
-def _sources() -> list[str]:
-    """What the kernels are written by: this package."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return [part for file in files for part in (file.name, file.read_text(encoding="utf-8"))]
+@cache
+def _sources() -> str:
+    """Digest of what the kernels are written by: this package."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        for part in (file.name.encode(), file.read_bytes()):
+            digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()

@@ -1,13 +1,12 @@
-"""All kernels of a model, compiled in one go, and the instructions that run them on tensors.
+"""The kernels of a model, each compiled once for all models, and instructions that run them on tensors.
 
 Knows which argument of a kernel is which tensor. It does not know what a model is made of.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import product
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
@@ -15,11 +14,9 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.native import attention, embedding, experts, linear, matrices, rotary, rows, sampling
-from ramify.gpu.native.crew import emit_crew
 from ramify.gpu.native.grouped import GROUP, OFFSETS, Grouping, PackedGroups, emit_grouped
-from ramify.gpu.native.host import Isa, MachineCode
+from ramify.gpu.native.host import Isa, MachineCode, compiled
 from ramify.gpu.native.ir import F16, F32, LANES, Module
-from ramify.gpu.native.kept import folder
 from ramify.gpu.native.linear import PackedWeight
 from ramify.gpu.native.packer import FLOAT_KINDS
 from ramify.gpu.native.threads import Instruction, Words, aligned
@@ -96,6 +93,7 @@ class Kernels:
     """Instructions for heads of size `dim` and a KV pool of `dtype`.
 
     `endings`: what is done with products, see `linear`; `grouped`: with those of weights in groups.
+    Each kernel is a module of its own: models that share it compile it once.
     `table`: what tokens are looked up in, see `embedding`.
     """
 
@@ -105,34 +103,28 @@ class Kernels:
     ) -> None:  # fmt: skip
         self.isa = isa
         kind = _KINDS[dtype]
-
-        def write(module: Module) -> None:
-            for end in endings:
-                if end.startswith(experts.OF):
-                    experts.emit_product(module, isa, end.removeprefix(experts.OF))
-                else:
-                    linear.emit_linear(module, isa, end)
-            for end, grouping in grouped:
-                if end.startswith(experts.OF):
-                    experts.emit_product(module, isa, end.removeprefix(experts.OF), grouping)
-                else:
-                    emit_grouped(module, isa, grouping, end)
-            if any(end.startswith(experts.OF) for end in (*endings, *(end for end, _ in grouped))):
-                experts.emit_routing(module)
-            kinds = [signed for signed, some in ((False, endings), (True, grouped)) if some]
-            for normed, signed in product((False, True), kinds):
-                rows.emit_quantise(module, isa, normed, signed)
-            embedding.emit_embed(module, isa, table)
-            rows.emit_norm_add(module)
-            sampling.emit_choose(module)
-            rotary.emit_rotary(module, dim, kind)
-            attention.emit_attention(module, dim, kind)
-            emit_crew(module, isa)
-
-        self.compiled = MachineCode(
-            f"kernels {isa} {dim} {dtype} {endings} {grouped} {table}", write, folder()
-        )
+        self._codes: dict[str, MachineCode] = {}  # by the names of their functions
+        self._compile("norm_add", "", rows.emit_norm_add)
+        self._compile("choose", "", sampling.emit_choose)
+        self._compile(f"rotary_{dim}", dtype, partial(rotary.emit_rotary, dim=dim, kind=kind))
+        self._compile(f"attention_{dim}", dtype, partial(attention.emit_attention, dim=dim, kind=kind))
+        embed = partial(embedding.emit_embed, isa=isa, table=table)
+        self._compile(embedding.kernel_name(table), isa, embed)
+        products: list[tuple[str, Grouping | None]] = [*((end, None) for end in endings), *grouped]
+        for end, grouping in products:
+            product = partial(_emit_product, isa=isa, end=end, grouping=grouping)
+            self._compile(_product_name(end, grouping), isa, product)
+        for signed in sorted({grouping is not None for _, grouping in products}):
+            for normed in (False, True):
+                quantise = partial(rows.emit_quantise, isa=isa, normed=normed, grouped=signed)
+                self._compile(rows.quantise_name(normed, signed), isa, quantise)
+        if any(end.startswith(experts.OF) for end, _ in products):
+            self._compile("router route sort_pairs sum_experts", "", experts.emit_routing)
         self._dim = dim
+
+    def _compile(self, names: str, depends: object, write: Callable[[Module], object]) -> None:
+        """Functions of one module. `depends`: what their code depends on beside their names."""
+        self._codes |= dict.fromkeys(names.split(), compiled(f"{names} {depends}", write))
 
     def embed(
         self, count: Words, ids: Words, table: PackedGroups | Tensor, scale: float, target: Tensor
@@ -148,10 +140,9 @@ class Kernels:
             given |= {embedding.TABLE: table.panels, embedding.SCALES: table.scales,
                       embedding.OFFSETS: 0 if table.offsets is None else table.offsets,
                       embedding.GROUPS: table.inputs // GROUP}  # fmt: skip
-        kind = table_kind(table)
-        name = kind if isinstance(kind, str) else kind.name
         args = _args(embedding.GROUPS + 1, given)
-        return self._instruction(f"embed_{name}", count, args, (ids, table, target))
+        name = embedding.kernel_name(table_kind(table))
+        return self._instruction(name, count, args, (ids, table, target))
 
     def quantise(
         self, count: Words, source: Tensor, size: int, target: Quantised,
@@ -167,7 +158,7 @@ class Kernels:
             rows.GROUP_SUMS: 0 if sums is None else sums,
             rows.GROUP_SUMS_STRIDE: 0 if sums is None else sums.stride(0),
         })  # fmt: skip
-        name = ("quantise" if norm is None else "norm_quantise") + ("" if sums is None else "_grouped")
+        name = rows.quantise_name(norm is not None, sums is not None)
         return self._instruction(name, count, args, (source, norm, target, lines))
 
     def norm_add(
@@ -186,8 +177,7 @@ class Kernels:
     ) -> Instruction:
         """out = x W^T, or as `end` says: "add", "softcap", or an activation of a gated layer."""
         given = _product(x, weight, out) | {linear.ROWS: count, linear.CAP: cap}
-        name = f"linear{weight.grouping.name if isinstance(weight, PackedGroups) else ''}_{end}"
-        args = _args(linear.GROUP_SUMS_STRIDE + 1, given)
+        name, args = _product_name(end, _grouping(weight)), _args(linear.GROUP_SUMS_STRIDE + 1, given)
         one = self._instruction(name, count, args, (x, weight, out))
         one.block, one.items = linear.ROW_BLOCK, weight.outputs // linear.PANEL
         return one
@@ -232,8 +222,8 @@ class Kernels:
         given = _product(x, weight, out) | {
             linear.TILES: to.tiles, linear.PAIRS: to.pairs, linear.TOP: counts, linear.PANELS: panels,
         }  # fmt: skip
-        grouping = weight.grouping if isinstance(weight, PackedGroups) else None
-        name, args = experts.product_name(end, grouping), _args(linear.PANELS + 1, given)
+        name = experts.product_name(end, _grouping(weight))
+        args = _args(linear.PANELS + 1, given)
         one = self._instruction(name, to.most_tiles, args, (x, weight, out, to))
         one.items = panels
         return one
@@ -304,7 +294,7 @@ class Kernels:
         return self._instruction("choose", count, args, keep)
 
     def _instruction(self, name: str, count: Words, args: list[int], keep: object) -> Instruction:
-        return Instruction(self.compiled.address(name), count, args, keep=keep)
+        return Instruction(self._codes[name].address(name), count, args, keep=keep)
 
 
 def _product(x: Quantised, weight: Packed, out: Tensor) -> "dict[int, Tensor | Array | float]":
@@ -331,13 +321,23 @@ def table_kind(table: PackedGroups | Tensor) -> Grouping | str:
     return FLOAT_KINDS[table.dtype] if isinstance(table, Tensor) else table.grouping
 
 
-@cache
-def compiled_kernels(
-    isa: Isa, dim: int, dtype: torch.dtype, endings: tuple[str, ...], grouped: Grouped,
-    table: Grouping | str,
-) -> Kernels:  # fmt: skip
-    """Compiled, or read from where they are kept, once in a process."""
-    return Kernels(isa, dim, dtype, endings, grouped, table)
+def _grouping(weight: Packed) -> Grouping | None:
+    return weight.grouping if isinstance(weight, PackedGroups) else None
+
+
+def _product_name(end: str, grouping: Grouping | None) -> str:
+    if end.startswith(experts.OF):
+        return experts.product_name(end.removeprefix(experts.OF), grouping)
+    return f"linear{'' if grouping is None else grouping.name}_{end}"
+
+
+def _emit_product(module: Module, isa: Isa, end: str, grouping: Grouping | None) -> None:
+    if end.startswith(experts.OF):
+        experts.emit_product(module, isa, end.removeprefix(experts.OF), grouping)
+    elif grouping is None:
+        linear.emit_linear(module, isa, end)
+    else:
+        emit_grouped(module, isa, grouping, end)
 
 
 def _args(count: int, given: "dict[int, Tensor | Array | float]") -> list[int]:

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from ramify.gpu.native import packing
 from ramify.gpu.native.grouped import GROUP, Grouping, PackedGroups
-from ramify.gpu.native.host import Isa, MachineCode
+from ramify.gpu.native.host import Isa, compiled
 from ramify.gpu.native.ir import LANES, Module
-from ramify.gpu.native.kept import folder
 from ramify.gpu.native.linear import PANEL, PackedWeight, padded_inputs
 
 _PART = 1 << 20  # numbers that a thread packs at a time, about
@@ -29,7 +28,6 @@ class Packer:
 
     def __init__(self, isa: Isa) -> None:
         self.isa = isa
-        self._compiled: dict[str, MachineCode] = {}
         self._pool: ThreadPoolExecutor | None = None
 
     def blocks(
@@ -78,9 +76,7 @@ class Packer:
         self, name: str, write: Callable[[Module], str], rows: Tensor, tensors: dict[int, Tensor],
         given: dict[int, int], size: int,
     ) -> None:  # fmt: skip
-        if name not in self._compiled:
-            self._compiled[name] = MachineCode(f"{name} {self.isa}", write, folder())
-        kernel = _KERNEL(self._compiled[name].address(name))
+        kernel = _KERNEL(compiled(f"{name} {self.isa}", write).address(name))
         args = np.zeros(packing.PADDED + 1, dtype=np.int64)
         args[packing.ROWS] = rows.data_ptr()
         for place, number in given.items():

@@ -27,14 +27,18 @@ ROWS_IN, IN_STRIDE, SIZE, NORM, EPS, QUANTISED, Q_STRIDE, SCALES, LINES, ADDED =
 GROUP_SUMS, GROUP_SUMS_STRIDE = 10, 11
 
 
+def quantise_name(normed: bool, grouped: bool) -> str:
+    """Of the kernel that `emit_quantise` writes."""
+    return ("norm_quantise" if normed else "quantise") + ("_grouped" if grouped else "")
+
+
 def emit_quantise(module: Module, isa: Isa, normed: bool, grouped: bool = False) -> str:
     """Item i: row LINES[i] of ROWS_IN (LINES 0: row i), normed or not, as 8 bits and a scale.
 
     A row that holds a value that is not finite gets a scale that is not a number. `grouped`: the bytes
     are signed, and the sum of each 32 goes to GROUP_SUMS.
     """
-    name = ("norm_quantise" if normed else "quantise") + ("_grouped" if grouped else "")
-    f = Function(module, name, [PTR, I64, I64])
+    f = Function(module, quantise_name(normed, grouped), [PTR, I64, I64])
     args, begin, end = f.args
     size = f.word(args, SIZE)
     with f.loop(begin, end) as item:

@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from ramify.gpu.native import crew as words
-from ramify.gpu.native.host import MachineCode
+from ramify.gpu.native.host import Isa, compiled
 from ramify.gpu.native.ir import CACHE_LINE
 
 _SPINS = 2_000  # pauses of a helper before it sleeps: some 40 us
@@ -64,10 +65,11 @@ class Recording:
 class Crew:
     """`threads` of them, the caller's included. `close` ends the helpers."""
 
-    def __init__(self, compiled: MachineCode, threads: int) -> None:
+    def __init__(self, isa: Isa, threads: int) -> None:
         if not 1 <= threads <= words.MOST_THREADS:
             raise ValueError(f"{threads} threads: 1 to {words.MOST_THREADS} are possible")
-        self._compiled = compiled  # the code that the helpers are in
+        # the code that the helpers are in
+        self._compiled = compiled(f"crew {isa}", partial(words.emit_crew, isa=isa))
         board = words.BOARD_HEAD + MOST_INSTRUCTIONS * words.BOARD_LINE
         self._boards = aligned(words.KEPT_BOARDS * board)
         self._state = aligned(words.STATE_WORDS)
@@ -75,8 +77,8 @@ class Crew:
         self._state[words.BOARDS], self._state[words.BOARD_WORDS] = self._boards.ctypes.data, board
         self._state[words.SPINS], self._state[words.THREADS] = _SPINS, threads
         self._call("initialise")
-        self._run = _RUN(compiled.address("run"))
-        self._work = _WORK(compiled.address("work"))
+        self._run = _RUN(self._compiled.address("run"))
+        self._work = _WORK(self._compiled.address("work"))
         # a helper holds this object, whose memory it reads
         self._helpers = [
             threading.Thread(target=self._help, args=(n,), name=f"kernels {n}", daemon=True)

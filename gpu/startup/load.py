@@ -304,7 +304,7 @@ def _integers(
     from ramify.gpu.drafting.cpu_runner import CpuRunner
     from ramify.gpu.executors.cpu_executor import CpuExecutor
     from ramify.gpu.native.crew import MOST_THREADS
-    from ramify.gpu.native.kernels import compiled_kernels
+    from ramify.gpu.native.kernels import Kernels
     from ramify.gpu.native.packer import Packer
     from ramify.gpu.native.threads import Crew
     from ramify.gpu.ops.cpu_ops import KV_DTYPE, CpuOps, endings, obstacle
@@ -330,7 +330,7 @@ def _integers(
         info = _with_bytes(info, small.config.kv_layout(KV_DTYPE))
     info = with_pages(info, config, free_bytes(model.device), model.device)
     progress("compiling kernels", 0.0)
-    kernels = compiled_kernels(
+    kernels = Kernels(
         isa, model.config.attention.head_dim, KV_DTYPE,
         *endings(model.config, model.products(), model.table),
     )  # fmt: skip
@@ -338,11 +338,11 @@ def _integers(
     layout, table = model.config.kv_layout(KV_DTYPE, info.window_pages > 0), RowTable(info)
     pool = layout.allocate(info.pages, info.page_size, model.device, info.window_pages)
     ops = CpuOps(kernels, pool, info.step_tokens + info.max_rows, table.max_length, model.table)
-    crew = Crew(kernels.compiled, min(torch.get_num_threads(), MOST_THREADS))
+    crew = Crew(isa, min(torch.get_num_threads(), MOST_THREADS))
     drafter: Drafter | None = NgramDrafter(info.max_rows) if draft.kind == "ngram" else None
     if small is not None:
         ends = endings(small.config, small.products(), small.table)
-        own = compiled_kernels(isa, small.config.attention.head_dim, KV_DTYPE, *ends)
+        own = Kernels(isa, small.config.attention.head_dim, KV_DTYPE, *ends)
         small_pool = small.config.kv_layout(KV_DTYPE).allocate(info.pages, info.page_size, model.device)
         room = max(CATCH_UP, info.max_rows)
         small_ops = CpuOps(own, small_pool, room, small.context, small.table)

@@ -37,7 +37,7 @@ def kernels(isa: "Isa") -> "Kernels":
 def crew(kernels: "Kernels") -> "Iterator[Crew]":
     from ramify.gpu.native.threads import Crew
 
-    crew = Crew(kernels.compiled, 2)
+    crew = Crew(kernels.isa, 2)
     yield crew
     crew.close()
 

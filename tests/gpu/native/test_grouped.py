@@ -62,7 +62,7 @@ def grouped(isa: Isa) -> Kernels:
 
 @pytest.fixture(scope="module")
 def run_grouped(grouped: Kernels) -> Iterator[Callable[..., None]]:
-    crew = Crew(grouped.compiled, 2)
+    crew = Crew(grouped.isa, 2)
     yield lambda *instructions: crew.run(Recording(instructions))
     crew.close()
 
@@ -79,7 +79,7 @@ def test_every_instruction_set_gives_the_same_bits(isa: Isa) -> None:
     found: list[list[Tensor]] = []
     for kind in kinds:
         kernels = Kernels(kind, 32, torch.float32, [], tuple(product(["store"], some)))
-        crew = Crew(kernels.compiled, 1)
+        crew = Crew(kernels.isa, 1)
         found.append([])
         for grouping, own in zip(some, parts, strict=True):
             out = torch.zeros(13, 128)

@@ -9,7 +9,7 @@ import pytest
 from ramify.gpu.native import kept
 from ramify.gpu.native.host import MachineCode
 from ramify.gpu.native.ir import I64, PTR, Function, Module
-from ramify.gpu.native.kept import MOST_FILES, CachedCode
+from ramify.gpu.native.kept import CachedCode
 
 
 def writer(value: int, calls: list[int]) -> "object":
@@ -65,7 +65,7 @@ class TestEntry:
     ) -> None:
         assert CachedCode(("a", "b"), tmp_path / "kernels").read() == b"code"
         assert CachedCode(("ab", ""), tmp_path / "kernels").read() is None
-        monkeypatch.setattr(kept, "_sources", lambda: ["changed"])
+        monkeypatch.setattr(kept, "_sources", lambda: "changed")
         assert CachedCode(("a", "b"), tmp_path / "kernels").read() is None
 
     @pytest.mark.parametrize("size", [0, 10, 35])
@@ -110,15 +110,18 @@ class TestEntry:
         other.write(b"code")
         assert other.read() is None
 
-    def test_the_oldest_go(self, entry: CachedCode, tmp_path: Path) -> None:
-        for n in range(MOST_FILES):
+    def test_the_oldest_go(
+        self, entry: CachedCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(kept, "MOST_FILES", 8)
+        for n in range(8):
             os.utime(tmp_path / "kernels" / entry._name)
             for each in (tmp_path / "kernels").iterdir():  # a second ago: no two are of one time
                 found = each.stat()
                 os.utime(each, ns=(found.st_atime_ns, found.st_mtime_ns - 1_000_000_000))
             assert entry.read() == b"code"
             CachedCode((str(n),), tmp_path / "kernels").write(b"other")
-        assert len(os.listdir(tmp_path / "kernels")) == MOST_FILES
+        assert len(os.listdir(tmp_path / "kernels")) == 8
         assert entry.read() == b"code"
         assert CachedCode(("0",), tmp_path / "kernels").read() is None
 

@@ -55,7 +55,7 @@ def test_every_dot_product_gives_the_same_bits(isa: Isa) -> None:
     found = []
     for kind in [isa, *kinds]:
         kernels = Kernels(kind, 32, torch.float32, ["store"])
-        crew = Crew(kernels.compiled, 1)
+        crew = Crew(kernels.isa, 1)
         out = torch.zeros(53, 128)
         packed = pack_weight(weight, None, kind)
         crew.run(Recording([kernels.linear(count_of(53), quantised(x, kind), packed, out, "store")]))

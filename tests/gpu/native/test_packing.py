@@ -85,7 +85,7 @@ def test_tokens_are_looked_up_in_what_a_file_has(packer: Packer, kind: str) -> N
     stored = weight if kind == "BF16" else BlockWeight([(kind, raw_blocks(kind, 90))], INPUTS)
     table = looked_up(Linear(table_weight(packer, Linear(stored))))
     kernels = Kernels(packer.isa, 32, torch.float16, [], (), table_kind(table))
-    crew, count, ids = Crew(kernels.compiled, 1), aligned(1), aligned(3)
+    crew, count, ids = Crew(kernels.isa, 1), aligned(1), aligned(3)
     count[0], ids[:] = 3, [89, 0, 64]
     target = torch.zeros(3, INPUTS)
     crew.run(Recording([kernels.embed(count, ids, table, 1.5, target)]))

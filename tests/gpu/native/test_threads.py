@@ -13,7 +13,7 @@ from ramify.gpu.native.threads import Crew, Recording, aligned
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_instructions_follow_one_another(kernels: Kernels, threads: int) -> None:
-    crew = Crew(kernels.compiled, threads)
+    crew = Crew(kernels.isa, threads)
     count = aligned(1)
     count[0] = 300
     tables = [torch.zeros(300, 16) for _ in range(9)]
@@ -30,7 +30,7 @@ def test_instructions_follow_one_another(kernels: Kernels, threads: int) -> None
 
 def test_helpers_sleep_between_runs_and_end(kernels: Kernels) -> None:
     before = threading.active_count()
-    crew = Crew(kernels.compiled, 3)
+    crew = Crew(kernels.isa, 3)
     count = aligned(1)
     count[0] = 1
     source, target = torch.ones(1, 16), torch.zeros(1, 16)
@@ -45,7 +45,7 @@ def test_helpers_sleep_between_runs_and_end(kernels: Kernels) -> None:
 
 
 def test_no_rows_are_no_work(kernels: Kernels) -> None:
-    crew = Crew(kernels.compiled, 2)
+    crew = Crew(kernels.isa, 2)
     target = torch.zeros(1, 16)
     recording = Recording([kernels.norm_add(aligned(1), torch.ones(1, 16), None, target)])
     crew.run(recording)
@@ -55,12 +55,12 @@ def test_no_rows_are_no_work(kernels: Kernels) -> None:
 
 def test_a_crew_has_at_least_one_thread(kernels: Kernels) -> None:
     with pytest.raises(ValueError, match="0 threads"):
-        Crew(kernels.compiled, 0)
+        Crew(kernels.isa, 0)
 
 
 def test_the_time_that_the_crew_worked(kernels: Kernels) -> None:
     """Of two threads: not the time that the caller sleeps, and no more than one of them ran."""
-    crew = Crew(kernels.compiled, 2)
+    crew = Crew(kernels.isa, 2)
     try:
         since = crew.spent()
         time.sleep(0.05)
