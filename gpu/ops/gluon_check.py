@@ -43,10 +43,11 @@ def gluon_works(device: torch.device) -> bool:
 
 
 def gluon_product(
-    x: Tensor, squares: "Tensor | None", weight: Tensor, gated: bool, eps: float, tiling: GluonTiling
-) -> Tensor:
+    x: Tensor, squares: "Tensor | None", weight: Tensor, gated: bool, eps: float, tiling: GluonTiling,
+    output: "Tensor | None" = None,
+) -> Tensor:  # fmt: skip
     """`gluon_linear.gluon_product`, imported where it is used: the import alone may fail."""
     from ramify.gpu.ops import gluon_linear
 
-    y: Tensor = gluon_linear.gluon_product(x, squares, weight, gated, eps, tiling)
+    y: Tensor = gluon_linear.gluon_product(x, squares, weight, gated, eps, tiling, output)
     return y

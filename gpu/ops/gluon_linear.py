@@ -44,20 +44,22 @@ _ROWS = gl.constexpr(GROUP_TOKENS)
 
 
 def gluon_product(
-    x: Tensor, squares: "Tensor | None", weight: Tensor, gated: bool, eps: float, tiling: GluonTiling
-) -> Tensor:
+    x: Tensor, squares: "Tensor | None", weight: Tensor, gated: bool, eps: float, tiling: GluonTiling,
+    output: "Tensor | None" = None,
+) -> Tensor:  # fmt: skip
     """x [T, inputs] times the transpose of weight [outputs, inputs], all bfloat16.
 
     squares float32[T, parts]: rows of x are still to be divided by their root mean square, their
     squares sum to these. gated: the first half of the weight's rows is the gate; returns
-    silu(gate) * up [T, outputs / 2], else [T, outputs]. Raises ValueError for inputs that are fewer
-    than the ring holds.
+    silu(gate) * up [T, outputs / 2], else [T, outputs], written to `output`. Raises ValueError for
+    inputs that are fewer than the ring holds.
     """
     tokens, (outputs, inputs) = len(x), weight.shape
     if inputs < tiling.inputs * tiling.stages:
         raise ValueError(f"{inputs} inputs are fewer than {tiling} holds: give fewer stages")
     size, columns = (outputs // 2, tiling.outputs // 2) if gated else (outputs, tiling.outputs)
-    output = x.new_empty((tokens, size))
+    if output is None:
+        output = x.new_empty((tokens, size))
     layout = _layout()
     tiles = triton.cdiv(tokens, GROUP_TOKENS * tiling.groups) * triton.cdiv(size, columns)
     parts = squares.shape[1] if squares is not None else 1

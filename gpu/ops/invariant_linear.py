@@ -35,8 +35,15 @@ class InvariantProducts(Products):
 
     follows_tilings = False
 
-    def plain(self, x: UnscaledRows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
-        return invariant_product(linear, x.values)
+    def plain(
+        self,
+        x: UnscaledRows,
+        linear: Linear,
+        eps: float,
+        tiling: AnyTiling | None,
+        output: Tensor | None = None,
+    ) -> Tensor:
+        return self._by_library(x.values, linear, output)
 
     def library(self, x: Tensor, linear: Linear) -> Tensor:
         return invariant_product(linear, x)
@@ -48,8 +55,9 @@ class InvariantProducts(Products):
         eps: float,
         tiling: AnyTiling | None,
         activation: Activation = "silu",
+        output: Tensor | None = None,
     ) -> Tensor:
-        return gate_mul(invariant_product(linear, x.values), activation)
+        return gate_mul(invariant_product(linear, x.values), activation, output)
 
     def add(
         self, x: Tensor, linear: Linear, residual: Tensor, norm: RMSNorm, tiling: AnyTiling | None

@@ -17,7 +17,13 @@ from torch import Tensor
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.ops.base import Activation, LayerAttention
 from ramify.gpu.ops.rmsnorm import RMSNorm
-from ramify.gpu.programmatic_launch import launch_options, overlaps, wait, wait_first
+from ramify.gpu.programmatic_launch import (
+    launch_options,
+    overlap_options,
+    overlaps,
+    wait,
+    wait_first,
+)
 from ramify.gpu.triton_fp8 import narrowed, scale_of
 
 
@@ -41,19 +47,27 @@ def embed_norm(
     return residual, normed
 
 
-def add_norm(x: "Tensor | None", residual: Tensor, norm: "RMSNorm | None") -> Tensor:
+def add_norm(
+    x: "Tensor | None",
+    residual: Tensor,
+    norm: "RMSNorm | None",
+    other: "Tensor | None" = None,
+    normed: "Tensor | None" = None,
+) -> Tensor:
     """residual += x in place, if there is an x; returns it, normalised if there is a norm.
 
-    All [T, hidden].
+    All [T, hidden]. `other`: what is added to x. `normed`: where the result goes; None: to memory of
+    its own. With `other` the kernel starts only when the one ahead of it is over.
     """
-    normed = residual if norm is None else torch.empty_like(residual)
+    if normed is None:
+        normed = residual if norm is None else torch.empty_like(residual)
     weight, eps = (residual, 0.0) if norm is None else (norm.weight, norm.eps)  # not read without one
     (tokens, hidden), device = residual.shape, residual.device
     block = triton.next_power_of_2(hidden)
+    early = overlap_options(device) if other is None else {"OVERLAP": False}
     _add_norm[(tokens,)](
-        x, residual, weight, normed, hidden, eps, BLOCK=block, ADD=x is not None,
-        NORM=norm is not None, OVERLAP=overlaps(device), num_warps=_warps(block),
-        **launch_options(device),
+        x, other, residual, weight, normed, hidden, eps, BLOCK=block, ADD=x is not None,
+        NORM=norm is not None, num_warps=_warps(block), **early,
     )  # fmt: skip
     return normed
 
@@ -75,10 +89,11 @@ def divide_rows(values: Tensor, squares: Tensor, which: "Tensor | None", eps: fl
     return output
 
 
-def gate_mul(gate_up: Tensor, activation: Activation) -> Tensor:
-    """activation(gate) * up of [T, 2 * size], the gate first -> [T, size]."""
+def gate_mul(gate_up: Tensor, activation: Activation, output: "Tensor | None" = None) -> Tensor:
+    """activation(gate) * up of [T, 2 * size], the gate first -> [T, size], written to `output`."""
     tokens, size = len(gate_up), gate_up.shape[1] // 2
-    output = gate_up.new_empty((tokens, size))
+    if output is None:
+        output = gate_up.new_empty((tokens, size))
     block = min(1024, triton.next_power_of_2(size))
     _gate_mul[(tokens, triton.cdiv(size, block))](
         gate_up, output, size, BLOCK=block, GELU=activation == "gelu_tanh",
@@ -171,7 +186,7 @@ def _embed_norm(
 
 @triton.jit
 def _add_norm(
-    x, residual, weight, normed, hidden, eps, BLOCK: tl.constexpr, ADD: tl.constexpr,
+    x, other, residual, weight, normed, hidden, eps, BLOCK: tl.constexpr, ADD: tl.constexpr,
     NORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     wait(OVERLAP)
@@ -181,6 +196,8 @@ def _add_norm(
     total = tl.load(residual + start + columns, mask=inside, other=0.0)
     if ADD:
         added = tl.load(x + start + columns, mask=inside, other=0.0).to(tl.float32)
+        if other is not None:
+            added += tl.load(other + start + columns, mask=inside, other=0.0).to(tl.float32)
         total = (added + total.to(tl.float32)).to(residual.dtype.element_ty)
         tl.store(residual + start + columns, total, mask=inside)
     if NORM:

@@ -86,14 +86,22 @@ class Products:
         self._overlap = overlaps(device)
         self._options = launch_options(device)
 
-    def plain(self, x: UnscaledRows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
-        """[T, inputs] -> [T, outputs]."""
+    def plain(
+        self,
+        x: UnscaledRows,
+        linear: Linear,
+        eps: float,
+        tiling: AnyTiling | None,
+        output: Tensor | None = None,
+    ) -> Tensor:
+        """[T, inputs] -> [T, outputs], written to `output` if it is given."""
         tiling = self._tiling(x.values, linear, tiling)
         if isinstance(tiling, GluonTiling) and linear.bias is None:
-            return gluon_product(x.values, x.squares, linear.tensor, False, eps, tiling)
+            return gluon_product(x.values, x.squares, linear.tensor, False, eps, tiling, output)
         if not isinstance(tiling, _Own):
-            return self.library(_divided(x, eps), linear)
-        output = x.values.new_empty((len(x.values), linear.weight.shape[0]))
+            return self._by_library(_divided(x, eps), linear, output)
+        if output is None:
+            output = x.values.new_empty((len(x.values), linear.weight.shape[0]))
         self._launch(_STORE, x, linear, output, tiling, eps)
         return output
 
@@ -109,6 +117,12 @@ class Products:
         self._launch(_STORE, UnscaledRows(x), linear, output, tiling, 0.0)
         return output
 
+    def _by_library(self, x: Tensor, linear: Linear, output: Tensor | None) -> Tensor:
+        if output is None:
+            return self.library(x, linear)
+        self.head(x, linear, output)
+        return output
+
     def gated(
         self,
         x: UnscaledRows,
@@ -116,14 +130,19 @@ class Products:
         eps: float,
         tiling: AnyTiling | None,
         activation: Activation = "silu",
+        output: Tensor | None = None,
     ) -> Tensor:
-        """activation(gate) * up, the gate's rows first in the weight [2 * size, inputs] -> [T, size]."""
+        """activation(gate) * up, the gate's rows first in the weight [2 * size, inputs] -> [T, size].
+
+        Written to `output` if it is given.
+        """
         tiling = self._tiling(x.values, linear, tiling, gated=True)
         if isinstance(tiling, GluonTiling) and linear.bias is None and activation == "silu":
-            return gluon_product(x.values, x.squares, linear.tensor, True, eps, tiling)
+            return gluon_product(x.values, x.squares, linear.tensor, True, eps, tiling, output)
         if not isinstance(tiling, _Own):
-            return gate_mul(self.library(_divided(x, eps), linear), activation)
-        output = x.values.new_empty((len(x.values), linear.weight.shape[0] // 2))
+            return gate_mul(self.library(_divided(x, eps), linear), activation, output)
+        if output is None:
+            output = x.values.new_empty((len(x.values), linear.weight.shape[0] // 2))
         self._launch(_GATED, x, linear, output, tiling, eps, gelu=activation == "gelu_tanh")
         return output
 

@@ -5,7 +5,7 @@ Which kernel writes what is `ops.triton_sums`.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,41 @@ from torch import Tensor
 _MOST_OF_TWO = 64 << 20
 _ONE_SHOT, _MOST = 512 << 10, 8 << 20
 _PIECES_OF_TWO = 4  # of that size each, in which two ranks make larger sums
+# Whether two ranks sum prompts' chunks in halves beside products (`ops.triton_halves`): not yet measured
+HALVES = False
+_MOST_HALVED, _BELLS = 128 << 20, 16  # bytes: of a rank's part, and of its bells
+
+
+@dataclass(slots=True)
+class PeerHalves:
+    """Memory of two ranks for sums whose rows come in two halves, which copy engines carry.
+
+    `theirs`, `mine` [2, rows, hidden]: places for the other rank's rows, by turns, in its memory and in
+    this rank's. `their_bells`, `my_bells` int32[2, 2]: of a half in a place. `made`: sums so far.
+    """
+
+    theirs: Tensor
+    mine: Tensor
+    their_bells: Tensor
+    my_bells: Tensor
+    made: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.mine.shape[1]
+
+
+def halves_in(theirs: Tensor, mine: Tensor, hidden: int, dtype: torch.dtype) -> PeerHalves:
+    """`theirs`, `mine` uint8: the memory, as large as `halves_room` says, all zeros."""
+    there, here = (memory[:-_BELLS].view(dtype).view(2, -1, hidden) for memory in (theirs, mine))
+    bells = [memory[-_BELLS:].view(torch.int32).view(2, 2) for memory in (theirs, mine)]
+    return PeerHalves(there, here, bells[0], bells[1])
+
+
+def halves_room(ranks: int, hidden: int, dtype: torch.dtype, tokens: int) -> int:
+    """Bytes for sums of so many tokens at most; 0: there is none."""
+    row = hidden * dtype.itemsize
+    return 2 * min(tokens, _MOST_HALVED // row) * row + _BELLS if HALVES and ranks == 2 else 0
 
 
 @dataclass(slots=True)
@@ -23,7 +58,7 @@ class PeerRows:
     """`places` int64[ranks]: addresses of all ranks' memory; `flags`: where they begin, in bytes.
 
     `counts` int32[rows]: sums of each row so far. Sums of more than `one_shot` rows take two shots.
-    `held`: what keeps the memory.
+    `halves`: of two ranks that sum in halves, too. `held`: what keeps the memory.
     """
 
     rank: int
@@ -33,7 +68,8 @@ class PeerRows:
     places: Tensor
     flags: int
     counts: Tensor
-    held: Any = None
+    halves: PeerHalves | None = None
+    held: Any = field(default=None, repr=False)
 
     @property
     def most(self) -> int:
@@ -68,6 +104,8 @@ def meet(
     memory: Any = _SymmetricMemory
     memory.set_group_info(group, rank, ranks, store)
     rows, flags, size = room(ranks, hidden, dtype, tokens)
+    first = -(-size // 256) * 256  # byte of the halves' memory
+    size, halves = first + halves_room(ranks, hidden, dtype, tokens), None
     own = memory.empty_strided_p2p((size,), (1,), torch.uint8, device, group)
     own.zero_()
     torch.cuda.synchronize(device)
@@ -75,4 +113,7 @@ def meet(
     places = torch.tensor(handle.buffer_ptrs, dtype=torch.int64, device=device)
     counts = torch.zeros(rows, dtype=torch.int32, device=device)
     one_shot = one_shot_rows(ranks, rows, hidden, dtype)
-    return PeerRows(rank, ranks, rows, one_shot, places, flags, counts, (own, handle))
+    if size > first:
+        theirs = handle.get_buffer(1 - rank, (size,), torch.uint8)
+        halves = halves_in(theirs[first:], own[first:], hidden, dtype)
+    return PeerRows(rank, ranks, rows, one_shot, places, flags, counts, halves, (own, handle))

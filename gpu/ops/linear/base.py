@@ -171,10 +171,12 @@ class Linear:
 
     def into(self, x: Tensor, output: Tensor) -> None:
         """The same as a call, written to output [T, outputs], which is contiguous."""
-        if self.bias is None and isinstance(self.weight, PlainWeight):
+        if not isinstance(self.weight, PlainWeight):
+            output.copy_(self(x))
+        elif self.bias is None:
             torch.mm(x, self.weight.tensor.t(), out=output)
         else:
-            output.copy_(self(x))
+            torch.addmm(self.bias, x, self.weight.tensor.t(), out=output)
 
 
 Form = Callable[[Linear], Weight]

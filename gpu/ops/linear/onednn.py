@@ -17,14 +17,18 @@ class OneDnnWeight(Weight):
     """[outputs, inputs] in an opaque layout."""
 
     tensor: Tensor
-    outputs: int
+    sizes: tuple[int, int]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.sizes
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         rows = x.shape[0]
         sizes = parts(rows)
         if len(sizes) == 1:
             return self._padded(x, bias, sizes[0])
-        y, first = x.new_empty((rows, self.outputs)), 0
+        y, first = x.new_empty((rows, self.sizes[0])), 0
         for size in sizes:
             y[first : first + size] = self._padded(x[first : first + size], bias, size)
             first += size
@@ -49,7 +53,8 @@ def float_weight(linear: Linear) -> Weight:
     tensor = linear.tensor
     if linear.stacked or not _onednn_serves(tensor):
         return linear.weight
-    return OneDnnWeight(torch.ops.mkldnn._reorder_linear_weight(tensor, None), len(tensor))
+    packed = torch.ops.mkldnn._reorder_linear_weight(tensor, None)
+    return OneDnnWeight(packed, (tensor.shape[0], tensor.shape[1]))
 
 
 def parts(rows: int) -> list[int]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ramify.gpu.ranks import peers as memories
 from ramify.gpu.ranks.peers import PeerRows, room
 
 pytest.importorskip("triton", minversion="3.7")
@@ -92,3 +93,40 @@ def test_a_larger_sum_is_made_in_pieces() -> None:
     for x, peers in zip(xs, pair.peers, strict=True):
         torch.testing.assert_close(sum_rows(x, peers), xs[0] + xs[1])
     assert pair.bells(1).tolist() == [2, 1]
+
+
+def test_sums_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of other sizes by turns, so that they lie across what the ones before left."""
+    from ramify.gpu.ops import triton_halves
+    from ramify.gpu.ops.rmsnorm import RMSNorm
+
+    torch.manual_seed(3)
+    monkeypatch.setattr(memories, "HALVES", True)
+    monkeypatch.setattr(triton_halves, "LEAST_TOKENS", 4)
+    monkeypatch.setattr(triton_halves, "_ROUND", 2)
+    assert memories.halves_room(4, HIDDEN, torch.float32, 8) == 0  # of two ranks alone
+    size = memories.halves_room(2, HIDDEN, torch.float32, 8)
+    memory = [torch.zeros(size, dtype=torch.uint8) for _ in range(2)]
+    pair = [
+        triton_halves.HalvedSums(memories.halves_in(memory[1 - own], memory[own], HIDDEN, torch.float32))
+        for own in range(2)
+    ]
+    assert [pair[0].takes(tokens) for tokens in (3, 4, 8, 9)] == [False, True, True, False]
+    norm = RMSNorm(torch.rand(HIDDEN) + 0.5, 1e-5)
+    for tokens in (7, 4, 8, 5, 6):
+        xs, before = [torch.randn(tokens, HIDDEN) for _ in range(2)], torch.randn(tokens, HIDDEN)
+        residuals, normed = ([torch.clone(before) for _ in range(2)] for _ in range(2))
+        halves, others = (sums.begin(tokens) for sums in pair)
+        assert halves == others
+        for half in halves:
+            for x, sums in zip(xs, pair, strict=True):
+                sums.send(half, x[half])
+            for x, sums, *to in zip(xs, pair, residuals, normed, strict=True):
+                sums.add(half, x[half], to[0], norm, to[1])
+        assert [list(sums.arrived()) for sums in pair] == [list(halves)] * 2
+        assert not list(pair[0].arrived())
+        total = before + (xs[0] + xs[1])
+        for own in range(2):
+            torch.testing.assert_close(residuals[own], total)
+            torch.testing.assert_close(normed[own], F.rms_norm(total, (HIDDEN,), norm.weight, norm.eps))
+        assert torch.equal(normed[0], normed[1])
