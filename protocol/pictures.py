@@ -31,11 +31,12 @@ _MOST_RATIO = 200  # of its sides
 _NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*|\[[0-9a-f:.]+\]")
 _PORTS = {"https": 443, "http": 80}
 
-PictureFit = Literal["area", "longest", "crop", "stretch"]
+PictureFit = Literal["area", "longest", "crop", "stretch", "within"]
 """How a picture's size is brought to a model's.
 
 "area": to a range of pixels, Qwen; "longest": no side over a bound, Pixtral; "crop": the shorter side
-to one length, and the middle of the longer one, CLIP; "stretch": to one square, SigLIP.
+to one length, and the middle of the longer one, CLIP; "stretch": to one square, SigLIP; "within": to
+the largest that has no more pixels than a bound, Gemma 4.
 """
 
 Side = Annotated[int, msgspec.Meta(ge=1, le=MOST_SIDE)]
@@ -167,6 +168,13 @@ def fitted(width: int, height: int, settings: PictureSettings) -> tuple[int, int
         ratio = max(1, max(width, height) / math.isqrt(most))
         wide, high = (max(1, math.floor(each / ratio)) for each in (width, height))
         return -(-wide // unit) * unit, -(-high // unit) * unit
+    if settings.fit == "within":
+        factor = math.sqrt(most / (height * width))
+        high, wide = (math.floor(factor * each / unit) for each in (height, width))
+        if not high or not wide:  # a strip of one token's height or width
+            ratio = min(max(width, height) // min(width, height), most // unit**2)
+            high, wide = (1, ratio) if width > height else (ratio, 1)
+        return wide * unit, high * unit
     high, wide = round(height / unit) * unit, round(width / unit) * unit
     if high * wide > most:
         beta = math.sqrt(height * width / most)

@@ -6,11 +6,12 @@ from typing import Any, Literal
 
 from ramify.gpu.models.fields import Fields
 from ramify.gpu.vision.clip import ClipTowerSettings
+from ramify.gpu.vision.gemma4 import Gemma4TowerSettings
 from ramify.gpu.vision.pixtral import PixtralTowerSettings
 from ramify.gpu.vision.qwen import QwenTowerSettings
 from ramify.gpu.vision.siglip import SiglipTowerSettings
 from ramify.gpu.vision.tower import ACTIVATIONS, Vision
-from ramify.protocol.pictures import MOST_SIDE
+from ramify.protocol.pictures import FIRST, MOST_SIDE
 
 _MOST_LAYERS = 1024
 _MOST_PATCH = 64
@@ -42,6 +43,19 @@ _PIXTRAL = {
     "num_attention_heads": 16,
     "num_hidden_layers": 24,
     "patch_size": 16,
+}
+_GEMMA4 = {
+    "hidden_size": 768,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 64,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "num_hidden_layers": 16,
+    "patch_size": 16,
+    "pooling_kernel_size": 3,
+    "position_embedding_size": 10240,
+    "rms_norm_eps": 1e-6,
 }
 _DEFAULTS = {
     "depth": 27,
@@ -136,6 +150,33 @@ def siglip_vision(whole: Fields, hidden: int) -> Vision:
     return Vision(tower, token, (start,), (end,), fit="stretch", around="\n\n", whole="all")
 
 
+def gemma4_vision(whole: Fields, hidden: int) -> Vision:
+    """The tower of Gemma 4. A picture's tokens see each other where the text part says so."""
+    fields, text = whole.inside("vision_config", _GEMMA4), whole.inside("text_config")
+    kind, turns = fields.get("model_type") or "gemma4_vision", fields.inside("rope_parameters")
+    if kind != "gemma4_vision":
+        raise fields.refused(f"model_type is {kind!r}: Gemma 4 is served with gemma4_vision")
+    if turns.get("rope_type") not in (None, "default", "axial"):
+        raise fields.refused(f"rope_type is {turns.get('rope_type')!r}: only 'axial' is served")
+    alike = _alike(fields, 4, "hidden_activation")
+    if fields.integer("num_key_value_heads") != alike["heads"]:
+        raise fields.refused(f"num_key_value_heads is not {alike['heads']}: heads share no keys")
+    theta = turns.number("rope_theta") if turns.get("rope_theta") is not None else 100.0
+    tower = Gemma4TowerSettings(
+        **alike, merge=fields.integer("pooling_kernel_size", most=8), output=hidden, theta=theta,
+        eps=fields.number("rms_norm_eps"),
+        places=fields.integer("position_embedding_size", most=1 << 20),
+        clips=fields.flag("use_clipped_linears"), standardizes=fields.flag("standardize"),
+    )  # fmt: skip
+    token = text.get("pad_token_id") or 0  # whose inputs the layers are given beside a picture's
+    if not isinstance(token, int) or not 0 <= token < FIRST:
+        raise text.refused(f"pad_token_id is {token!r}: must be a token")
+    start, end = (whole.integer(f"{name}_token_id", default)
+                  for name, default in (("boi", 255_999), ("eoi", 258_882)))  # fmt: skip
+    sees = text.get("use_bidirectional_attention") == "vision"
+    return Vision(tower, token, (start,), (end,), fit="within", whole="windows" if sees else "none")
+
+
 def pixtral_vision(whole: Fields, hidden: int) -> Vision:
     """Pixtral's tower as Mistral Small 3 and 4 have it, with a merger of patches."""
     fields = whole.inside("vision_config", _PIXTRAL)
@@ -157,14 +198,14 @@ def pixtral_vision(whole: Fields, hidden: int) -> Vision:
     return Vision(tower, _image_token(whole, 10), fit="longest", lined=True)
 
 
-def _alike(fields: Fields, parts: int) -> dict[str, Any]:
-    """What towers whose layers are all alike have. `parts`: see `_heads`."""
+def _alike(fields: Fields, parts: int, activation: str = "hidden_act") -> dict[str, Any]:
+    """What towers whose layers are all alike have. `parts`: see `_heads`. `activation`: its field."""
     own, heads = _heads(fields, parts)
     return {
         "patch": _patch(fields), "hidden": own, "heads": heads,
         "layers": fields.integer("num_hidden_layers", most=_MOST_LAYERS),
         "intermediate": fields.integer("intermediate_size"),
-        "activation": _activation(fields, "hidden_act"),
+        "activation": _activation(fields, activation),
     }  # fmt: skip
 
 

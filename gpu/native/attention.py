@@ -1,5 +1,8 @@
 """Attention over pages: item i is a tile of one sequence's queries and one KV head.
 
+Items of one tile that a thread takes together go over its keys together: a position's keys of all heads
+lie side by side, and are found once.
+
 Keys are read where they lie. They are taken 16 positions at a time, from a multiple of 16 on, with the
 online softmax of Dao et al. 2022; so what a query gets depends on its own keys alone: not on the other
 queries of the step, on how its prompt was cut into chunks, or on which pages hold the keys.
@@ -15,7 +18,7 @@ from ramify.gpu.native.math import exp, tanh
 
 _V = vector(F32)
 _NONE = -3.0e38  # below every score
-MOST_ROWS = 16  # queries of a tile, times the query heads of a KV head
+MOST_ROWS = 16  # queries of a tile, times the query heads of the KV heads that are computed together
 
 # words of the arguments
 (Q, Q_STRIDE, KEYS, VALUES, OUT, OUT_STRIDE, HEADS, KV_HEADS, PAGE_SHIFT, TILES, SCALE, SOFTCAP, WINDOW,
@@ -31,8 +34,8 @@ class _Tile:
     """What the rows of a tile share."""
 
     args: IrValue
-    kv_head: IrValue
     group: IrValue  # query heads of a KV head
+    count: IrValue  # queries
     first: IrValue  # token
     position: IrValue  # of the first token
     window: IrValue
@@ -54,35 +57,48 @@ def emit_attention(module: Module, dim: int, kind: Any) -> str:
     group = f.word(args, HEADS) // kv_heads
     scratch = [f.scratch(I64, LANES), *(f.scratch(F32, LANES * dim) for _ in range(2))]
     scratch += [f.scratch(F32, MOST_ROWS * n) for n in (1, LANES, dim, LANES, 1)]
-    with f.loop(begin, end) as item:
+    at = f.var(begin)
+    with f.repeat() as leave:
+        item = at.get()
+        leave(item >= end)
         words = f.at(f.pointer(args, TILES), item // kv_heads * TILE_WORDS, I64)
         tile = _Tile(
-            args, item % kv_heads, group, f.word(words, FIRST), f.word(words, POSITION),
+            args, group, f.word(words, COUNT), f.word(words, FIRST), f.word(words, POSITION),
             f.word(args, WINDOW), *scratch,
         )  # fmt: skip
-        count = f.word(words, COUNT)
-        last = tile.position + count
+        first, rows = item % kv_heads, tile.count * group
+        many = f.smaller(f.smaller(end - item, kv_heads - first), f.i64(MOST_ROWS) // rows)
+        at.set(item + many)
+        last = tile.position + tile.count
         lowest = f.larger(tile.position - tile.window + 1, f.i64(0))
-        with _rows(f, tile, count) as row:
+        with _rows(f, tile, first, many) as row:
             _begin(f, tile, row, dim)
         with f.loop(lowest & -LANES, last, LANES) as base:
-            _find_keys(f, tile, f.pointer(words, PAGES), base, lowest, last, kv_heads * dim, dim)
-            alone = (count * group).equals(1)
-            with f.when(alone):
-                only = [_QueryRow(f.i64(0), tile.first, tile.position, tile.kv_head)]
-                keys = _KeyBlock(f, tile, dim, kind)
-                _weigh(f, tile, keys, only, base, dim)
-                _mix(f, tile, keys, only, dim)
-            with f.when(alone.opposite()):
-                block = _copied(f, tile, dim, kind)
-                with _pairs(f, tile, count, base) as rows:
-                    _weigh(f, tile, block, rows, base, dim)
-                with _pairs(f, tile, count, base) as rows:  # shares are broadcast from memory
-                    _mix(f, tile, block, rows, dim)
-        with _rows(f, tile, count) as row:
+            _find_keys(f, tile, f.pointer(words, PAGES), base, lowest, last, kv_heads * dim)
+            with f.loop(0, many) as number:
+                _take_block(f, tile, first + number, number * rows, base, dim, kind)
+        with _rows(f, tile, first, many) as row:
             _finish(f, tile, row, dim)
     f.done()
     return f.name
+
+
+def _take_block(
+    f: Function, tile: _Tile, kv_head: IrValue, before: IrValue, base: IrValue, dim: int, kind: Any
+) -> None:
+    """16 keys of a KV head, whose rows lie behind `before` others."""
+    alone = (tile.count * tile.group).equals(1)
+    keys = _KeyBlock(f, tile, kv_head, dim, kind)
+    with f.when(alone):
+        only = [_QueryRow(before, tile.first, tile.position, kv_head)]
+        _weigh(f, tile, keys, only, base, dim)
+        _mix(f, tile, keys, only, dim)
+    with f.when(alone.opposite()):
+        block = _copied(f, tile, keys, dim)
+        with _pairs(f, tile, kv_head, before, base) as rows:
+            _weigh(f, tile, block, rows, base, dim)
+        with _pairs(f, tile, kv_head, before, base) as rows:  # shares are broadcast from memory
+            _mix(f, tile, block, rows, dim)
 
 
 @dataclass(slots=True)
@@ -97,23 +113,29 @@ class _QueryRow:
 
 
 @contextmanager
-def _rows(f: Function, tile: _Tile, count: IrValue) -> Iterator[_QueryRow]:
-    """For each row of the tile."""
-    with f.loop(0, count) as query, f.loop(0, tile.group) as member:
-        head = tile.kv_head * tile.group + member
-        yield _QueryRow(query * tile.group + member, tile.first + query, tile.position + query, head)
+def _rows(f: Function, tile: _Tile, kv_head: IrValue, many: IrValue) -> Iterator[_QueryRow]:
+    """For each row of the tile, of so many KV heads."""
+    rows = tile.count * tile.group
+    with f.loop(0, many) as number, f.loop(0, rows) as own:
+        yield _row(f, tile, kv_head + number, number * rows, own)
+
+
+def _row(f: Function, tile: _Tile, kv_head: IrValue, before: IrValue, own: IrValue) -> _QueryRow:
+    """Row `own` of a KV head's."""
+    query = own // tile.group
+    head = kv_head * tile.group + own % tile.group
+    return _QueryRow(before + own, tile.first + query, tile.position + query, head)
 
 
 @contextmanager
-def _pairs(f: Function, tile: _Tile, count: IrValue, base: IrValue) -> Iterator[list[_QueryRow]]:
+def _pairs(
+    f: Function, tile: _Tile, kv_head: IrValue, before: IrValue, base: IrValue
+) -> Iterator[list[_QueryRow]]:
     """Two rows at a time, of which one may read a key from `base` on; an odd last one twice."""
-    rows = count * tile.group
+    rows = tile.count * tile.group
     with f.loop(0, rows, 2) as first:
-        pair = []
-        for index in (first, f.smaller(first + 1, rows - 1)):
-            query = index // tile.group
-            head = tile.kv_head * tile.group + index % tile.group
-            pair.append(_QueryRow(index, tile.first + query, tile.position + query, head))
+        own = first, f.smaller(first + 1, rows - 1)
+        pair = [_row(f, tile, kv_head, before, index) for index in own]
         low = pair[0].position - tile.window + 1
         with f.when(base <= pair[1].position), f.when(base + LANES > low):
             yield pair
@@ -135,7 +157,7 @@ def _begin(f: Function, tile: _Tile, row: _QueryRow, dim: int) -> None:
 
 def _find_keys(
     f: Function, tile: _Tile, pages: IrValue, base: IrValue, lowest: IrValue, last: IrValue,
-    width: IrValue, dim: int,
+    width: IrValue,
 ) -> None:  # fmt: skip
     """Where the KV of positions base.. lies; the nearest of [lowest, last) for those outside of it.
 
@@ -147,15 +169,16 @@ def _find_keys(
         position = f.larger(f.smaller(base + lane, last - 1), lowest)
         page = f.convert(f.load(f.at(pages, f.unshifted(position, shift), I32), I32), I64)
         slot = page * size + (position & (size - 1))
-        f.store(slot * width + tile.kv_head * dim, f.at(tile.offsets, lane, I64))
+        f.store(slot * width, f.at(tile.offsets, lane, I64))
 
 
 class _KeyBlock:
-    """16 keys and values, read where they lie in the pool."""
+    """16 keys and values of a KV head, read where they lie in the pool."""
 
-    def __init__(self, f: Function, tile: _Tile, dim: int, kind: Any) -> None:
+    def __init__(self, f: Function, tile: _Tile, kv_head: IrValue, dim: int, kind: Any) -> None:
         self._f, self._offsets, self._kind, self._count = f, tile.offsets, kind, dim // LANES
-        self._pools = [f.pointer(tile.args, which) for which in (KEYS, VALUES)]
+        pools = [f.pointer(tile.args, which) for which in (KEYS, VALUES)]
+        self._pools = [f.at(pool, kv_head * dim, kind) for pool in pools]
 
     def key(self, lane: int) -> list[IrValue]:
         """One key as vectors of float32."""
@@ -175,16 +198,14 @@ class _CopiedBlock(_KeyBlock):
     """16 keys and values as float32, for rows that read them one after another."""
 
     def __init__(self, f: Function, tile: _Tile, dim: int) -> None:
-        super().__init__(f, tile, dim, F32)
-        self._pools = [tile.keys, tile.values]
+        self._f, self._count, self._pools = f, dim // LANES, [tile.keys, tile.values]
 
     def _read(self, pool: IrValue, lane: int) -> list[IrValue]:
         f, dim = self._f, self._count * LANES
         return [f.load(f.at(pool, lane * dim + n * LANES, F32), _V) for n in range(self._count)]
 
 
-def _copied(f: Function, tile: _Tile, dim: int, kind: Any) -> _KeyBlock:
-    block = _KeyBlock(f, tile, dim, kind)
+def _copied(f: Function, tile: _Tile, block: _KeyBlock, dim: int) -> _KeyBlock:
     for lane in range(LANES):
         for read, target in ((block.key, tile.keys), (block.value, tile.values)):
             for n, part in enumerate(read(lane)):

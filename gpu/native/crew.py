@@ -11,9 +11,10 @@ All memory that the threads share is arrays of int64 that Python allocates; see 
 from ramify.gpu.native.host import Isa
 from ramify.gpu.native.ir import CACHE_LINE, I32, I64, PTR, Function, IrValue, Module
 
-# words of an instruction: its kernel; the address of a number of rows; rows to a block; items to a block
-KERNEL, ROWS, BLOCK, ITEMS = range(4)
-ARGUMENTS, INSTRUCTION_WORDS = 4, 20
+# words of an instruction: its kernel; the address of a number of rows; rows to a block; items to a
+# block; how many of these gain by being taken together
+KERNEL, ROWS, BLOCK, ITEMS, TOGETHER = range(5)
+ARGUMENTS, INSTRUCTION_WORDS = 5, 24
 
 _LINE = CACHE_LINE // 8
 # words of the shared state, those that several threads write on lines of their own
@@ -107,15 +108,16 @@ def _emit_run(module: Module, walk: Function, wait: Function) -> None:
     board = _board(f, state, run)
     f.store(recording.as_number(), f.at(board, RECORDING, I64))
     f.store(count, f.at(board, COUNT, I64))
-    shares = f.word(state, THREADS) * _SHARES
+    threads = f.word(state, THREADS)
     with f.loop(0, count) as index:
         instruction = f.at(recording, index * INSTRUCTION_WORDS, I64)
         block = f.word(instruction, BLOCK)
         blocks = (f.word(f.pointer(instruction, ROWS), 0) + block - 1) // block
         limit = blocks * f.word(instruction, ITEMS)
         line = f.at(board, index * BOARD_LINE + BOARD_HEAD, I64)
-        for place, value in ((TAKEN, f.i64(0)), (DONE, f.i64(0)), (LIMIT, limit),
-                             (CHUNK, limit // shares + 1)):  # fmt: skip
+        together = f.smaller(f.word(instruction, TOGETHER), limit // threads)
+        chunk = f.larger(limit // (threads * _SHARES) + 1, together)
+        for place, value in ((TAKEN, f.i64(0)), (DONE, f.i64(0)), (LIMIT, limit), (CHUNK, chunk)):
             f.store(value, f.at(line, place, I64))
     f.store_shared(run, f.at(state, RUN, I64))
     _wake(f, state)

@@ -277,7 +277,7 @@ class Kernels:
         })  # fmt: skip
         keep = (tiles, q, pool, out, sinks)
         one = self._instruction(f"attention_{self._dim}", count, args, keep)
-        one.items = heads[1]
+        one.items = one.together = heads[1]
         return one
 
     def choose(

@@ -33,6 +33,7 @@ Words = npt.NDArray[np.int64]
 class Instruction:
     """A kernel for `rows[0]` rows: `items` items for each `block` rows. `args`: int64, or addresses.
 
+    A thread takes up to `together` items at a time, as long as there are as many for every thread.
     `keep` holds what the addresses point to.
     """
 
@@ -41,6 +42,7 @@ class Instruction:
     args: Sequence[int]
     block: int = 1
     items: int = 1
+    together: int = 1
     keep: object = field(default=None, repr=False)
 
 
@@ -58,6 +60,7 @@ class Recording:
                 raise ValueError(f"{len(one.args)} arguments are too many")
             line[words.KERNEL], line[words.ROWS] = one.kernel, one.rows.ctypes.data
             line[words.BLOCK], line[words.ITEMS] = one.block, one.items
+            line[words.TOGETHER] = one.together
             line[words.ARGUMENTS : words.ARGUMENTS + len(one.args)] = one.args
         self.address = self.words.ctypes.data
 

@@ -9,13 +9,15 @@ from typing import Any
 
 from ramify.gpu.models.definition import Definition
 from ramify.gpu.models.fields import Fields
+from ramify.gpu.vision.gemma4 import Gemma4TowerSettings
 from ramify.gpu.vision.tower import TowerSettings, Vision
 from ramify.protocol.checkpoint.files import json_files
 from ramify.protocol.errors import ModelError
-from ramify.protocol.pictures import FIRST, MOST_PIXELS, PictureSettings
+from ramify.protocol.pictures import FIRST, MOST_PIXELS, PictureFit, PictureSettings
 
 _RESAMPLES = {2: "bilinear", 3: "bicubic"}
 _MOST_LONGEST = 4096  # pixels of a side
+_MOST_SOFT = 1120  # tokens of a picture, Gemma 4
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 _ROW_ENDS = {"image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
 
@@ -31,21 +33,7 @@ def read_processor(folder: Path, shape: Definition) -> PictureSettings:
     if not isinstance(raw, dict):
         raise ModelError(f"{folder / 'preprocessor_config.json'} is missing: download it, too")
     fields = Fields(shape.architecture, raw, {}, str(where))
-    crops = vision.fit == "crop"
-    for name in _STEPS + crops * ("do_center_crop",):
-        if fields.get(name) not in (None, True):
-            raise fields.refused(f"{name} is {fields.get(name)!r}: only true is served")
-    if (crops and fields.get("do_pad")) or (not crops and fields.get("do_center_crop")):
-        raise fields.refused(f"do_pad or do_center_crop is true: {shape.architecture} is served without")
-    if fields.get("do_pan_and_scan"):
-        raise fields.refused(f"do_pan_and_scan is true: {shape.architecture} is served without")
-    resample = 2 if vision.fit == "stretch" else 3
-    if fields.get("resample") not in (None, resample):
-        raise fields.refused(f"resample is {fields.get('resample')!r}: only {resample} "
-                             f"({_RESAMPLES[resample]}) is served")  # fmt: skip
-    factor = fields.get("rescale_factor")
-    if factor is not None and not math.isclose(fields.number("rescale_factor"), 1 / 255):
-        raise fields.refused(f"rescale_factor is {factor!r}: only 1/255 is served")
+    _check_steps(fields, vision.fit)
     least, most = _SIZES[vision.fit](fields, vision.tower)
     ends = _row_ends(folder, whole, vision) if vision.lined else ()
     return PictureSettings(
@@ -53,8 +41,8 @@ def read_processor(folder: Path, shape: Definition) -> PictureSettings:
         unit=vision.tower.unit,
         least=least,
         most=most,
-        mean=_three(fields, "image_mean"),
-        std=_three(fields, "image_std"),
+        mean=_three(fields, "image_mean", vision.fit),
+        std=_three(fields, "image_std", vision.fit),
         before=vision.before,
         after=ends[1:] or vision.after,
         token=vision.token,
@@ -64,6 +52,26 @@ def read_processor(folder: Path, shape: Definition) -> PictureSettings:
         around=vision.around,
         whole=vision.whole != "none",
     )
+
+
+def _check_steps(fields: Fields, fit: PictureFit) -> None:
+    """Raise ModelError where the file's steps are not those of models that fit pictures so."""
+    crops, served = fit == "crop", fields.architecture
+    for name in _STEPS + crops * ("do_center_crop",):
+        due = name != "do_normalize" or fit != "within"
+        if fields.get(name) not in (None, due):
+            raise fields.refused(f"{name} is {fields.get(name)!r}: only {str(due).lower()} is served")
+    if (crops and fields.get("do_pad")) or (not crops and fields.get("do_center_crop")):
+        raise fields.refused(f"do_pad or do_center_crop is true: {served} is served without")
+    if fields.get("do_pan_and_scan"):
+        raise fields.refused(f"do_pan_and_scan is true: {served} is served without")
+    resample = 2 if fit == "stretch" else 3
+    if fields.get("resample") not in (None, resample):
+        raise fields.refused(f"resample is {fields.get('resample')!r}: only {resample} "
+                             f"({_RESAMPLES[resample]}) is served")  # fmt: skip
+    factor = fields.get("rescale_factor")
+    if factor is not None and not math.isclose(fields.number("rescale_factor"), 1 / 255):
+        raise fields.refused(f"rescale_factor is {factor!r}: only 1/255 is served")
 
 
 def _area(fields: Fields, tower: TowerSettings) -> tuple[int, int]:
@@ -113,7 +121,18 @@ def _stretch(fields: Fields, tower: TowerSettings) -> tuple[int, int]:
     return tokens * tower.unit**2, tokens * tower.unit**2
 
 
-_SIZES = {"area": _area, "longest": _longest, "crop": _crop, "stretch": _stretch}
+def _within(fields: Fields, tower: TowerSettings) -> tuple[int, int]:
+    """Those of a token, and of so many as a picture may be at most."""
+    for name, ours in (("patch_size", tower.patch), ("pooling_kernel_size", tower.merge)):
+        if fields.get(name) not in (None, ours):
+            raise fields.refused(f"{name} is {fields.get(name)!r}: the tower has {ours}")
+    tokens = fields.integer("max_soft_tokens", 280, most=_MOST_SOFT)
+    if isinstance(tower, Gemma4TowerSettings) and tokens * tower.merge > tower.places:
+        raise fields.refused(f"max_soft_tokens is {tokens}: the tower has {tower.places} positions")
+    return tower.unit**2, tokens * tower.unit**2
+
+
+_SIZES = {"area": _area, "longest": _longest, "crop": _crop, "stretch": _stretch, "within": _within}
 
 
 def _row_ends(folder: Path, whole: dict[str, Any], vision: Vision) -> tuple[int, int]:
@@ -132,8 +151,10 @@ def _row_ends(folder: Path, whole: dict[str, Any], vision: Vision) -> tuple[int,
     return first, last
 
 
-def _three(fields: Fields, name: str) -> tuple[float, float, float]:
+def _three(fields: Fields, name: str, fit: PictureFit) -> tuple[float, float, float]:
     """A positive number for each colour."""
+    if fit == "within":
+        return 0.5, 0.5, 0.5  # what Gemma 4's tower begins with, in the place of its processor
     values: Any = fields.get(name)
     if isinstance(values, list) and len(values) == 3:
         numbers = [float(each) for each in values if isinstance(each, (int, float)) and 0 < each < 1]

@@ -179,10 +179,13 @@ def places(rows: int, columns: int, merge: int) -> tuple[Tensor, Tensor]:
     return order // columns, order % columns
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
-    """Attention of all patches of a picture to each other. [B, patches, size], and so the result."""
+def attended(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float | None = None) -> Tensor:
+    """Attention of all patches of a picture to each other. [B, patches, size], and so the result.
+
+    `scale`: None: by the size of a head.
+    """
     q, k, v = (each.reshape(*each.shape[:2], heads, -1).transpose(1, 2) for each in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(2)
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

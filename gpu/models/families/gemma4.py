@@ -1,4 +1,4 @@
-"""Gemma 4, text alone: heads of another size where a layer sees all positions, KV that layers share,
+"""Gemma 4: heads of another size where a layer sees all positions, KV that layers share,
 inputs of tokens for every layer, experts beside a dense feed-forward (26B-A4B).
 """
 
@@ -27,6 +27,7 @@ from ramify.gpu.models.parts import (
     windows,
 )
 from ramify.gpu.models.rope import ropes
+from ramify.gpu.models.towers import gemma4_vision
 from ramify.gpu.ops.experts import RouterSettings
 
 _DEFAULTS = COMMON | {
@@ -151,5 +152,12 @@ def _sources(fields: Fields, found: list[int | None]) -> list[int | None]:
 
 FAMILIES = (
     Family("Gemma4ForCausalLM", "gemma4_text", _DEFAULTS, define),
-    Family("Gemma4ForConditionalGeneration", "gemma4", _DEFAULTS, define, text="gemma4_text"),
+    Family(
+        "Gemma4ForConditionalGeneration",
+        "gemma4",
+        _DEFAULTS,
+        define,
+        text="gemma4_text",
+        vision=gemma4_vision,
+    ),
 )

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from ramify.gpu.step.rows import PlanError
 from ramify.gpu.vision.patches import Patches
+from ramify.protocol.errors import ModelError
 from ramify.protocol.pictures import (
     Picture,
     PictureLook,
@@ -88,6 +89,9 @@ _PLAIN |= {"patch_size": 4}
 _COLOURS = {"image_mean": [0.48, 0.45, 0.4], "image_std": [0.26, 0.27, 0.28]}
 ROW_ENDS = [{"id": 154, "content": "[IMG_BREAK]"}, {"id": 155, "content": "[IMG_END]"}]
 WINDOWED = ["sliding_attention"] * 3
+GEMMA4 = {"model_type": "gemma4_text", "sliding_window": 11,
+          "layer_types": [*WINDOWED, "full_attention"], "global_head_dim": 32,
+          "eos_token_id": None, "pad_token_id": 149}  # fmt: skip
 OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llava": ("Llava", {"model_type": "llama"}, {"model_type": "clip_vision_model", "image_size": 16}),
     "mistral3": (
@@ -99,6 +103,26 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"model_type": "gemma3_text", "sliding_window": 11, "layer_types": [*WINDOWED, "full_attention"],
          "query_pre_attn_scalar": 16, "eos_token_id": None, "pad_token_id": 0},
         {"model_type": "siglip_vision_model", "image_size": 32},
+    ),
+    "gemma4": (
+        "Gemma4",
+        GEMMA4 | {"use_bidirectional_attention": "vision", "attention_k_eq_v": True,
+                  "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0},
+        {"standardize": True},
+    ),
+    "gemma4_moe": (
+        "Gemma4",
+        GEMMA4 | {"use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0,
+                  "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
+                  "moe_intermediate_size": 16},
+        {"standardize": True},
+    ),
+    "gemma4_small": (
+        "Gemma4",
+        GEMMA4 | {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 12,
+                  "vocab_size_per_layer_input": 160, "use_double_wide_mlp": True,
+                  "layer_types": ["sliding_attention", "full_attention"] * 2},
+        {"use_clipped_linears": True},
     ),
 }  # fmt: skip
 OTHER_PARTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -116,6 +140,12 @@ OTHER_PARTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = 
         _COLOURS | {"size": {"height": 32, "width": 32}, "resample": 2},
     ),
 }  # fmt: skip
+_GEMMA4_PARTS: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = (
+    _PLAIN | {"num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 210},
+    {"boi_token_id": 151, "eoi_token_id": 152},  # others are in no output: transformers would pad them
+    {"patch_size": 4, "max_soft_tokens": 24},
+)  # fmt: skip
+OTHER_PARTS |= {case: _GEMMA4_PARTS for case in OTHERS if case.startswith("gemma4")}
 
 
 def save(folder: Path, case: str, **more: Any) -> Any:
@@ -133,11 +163,36 @@ def save(folder: Path, case: str, **more: Any) -> Any:
         if re.search("visual|vision|projector", name) or name.endswith(("norm.weight", ".bias")):
             about = 1.0 if "norm" in name and "weight" in name else 0.0
             torch.nn.init.normal_(weight, about, 0.2)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("put_min", "put_max")):
+            buffer.fill_(0.5 if name.endswith("max") else -0.4)
+        elif name.endswith(("std_bias", "std_scale", "layer_scalar")):
+            torch.nn.init.normal_(buffer, 0.0 if name.endswith("bias") else 1.0, 0.2)
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     if not (folder / "tokenizer.json").exists():
         (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": ROW_ENDS}))
     return model
+
+
+def test_tensors_of_other_shapes_are_named(tmp_path: Path, drive: Any) -> None:
+    """Names as published checkpoints have them."""
+    save(tmp_path, "gemma4_small")
+    file = tmp_path / "model.safetensors"
+    tensors, layer = load_file(file), "model.vision_tower.encoder.layers.2"
+    for name, other in (
+        ("model.vision_tower.patch_embedder.position_embedding_table", torch.zeros(2, 209, 32)),
+        (f"{layer}.self_attn.q_proj.input_max", torch.zeros(1)),
+        (f"{layer}.mlp.down_proj.linear.weight", torch.zeros(32, 47)),
+        ("model.embed_vision.embedding_projection.weight", torch.zeros(48, 31)),
+    ):
+        assert name in tensors
+        save_file(tensors | {name: other}, file)
+        with pytest.raises(ModelError, match=re.escape(f"{name} has shape {list(other.shape)}")):
+            drive(tmp_path)
+    save_file({name: each for name, each in tensors.items() if "output_min" not in name}, file)
+    with pytest.raises(ModelError, match=r"encoder\.layers\.0\.mlp\.down_proj\.output_min"):
+        drive(tmp_path)
 
 
 def swap_experts(file: Path) -> None:
@@ -175,6 +230,20 @@ def normalised(picture: Picture, settings: PictureSettings) -> torch.Tensor:
     return ((values - torch.tensor(settings.mean)) / torch.tensor(settings.std)).permute(2, 0, 1)
 
 
+def padded_patches(settings: PictureSettings, given: Sequence[Picture]) -> dict[str, torch.Tensor]:
+    """Patches as Gemma 4's processor makes them, and their columns and rows."""
+    most, side = settings.most // settings.patch**2, settings.patch
+    patches, at = torch.zeros(len(given), most, 3 * side**2), torch.full((len(given), most, 2), -1)
+    for number, each in enumerate(given):
+        values = torch.tensor(np.frombuffer(each.pixels, np.uint8)) / 255
+        rows, columns = each.height // side, each.width // side
+        parts = values.view(rows, side, columns, side, 3).transpose(1, 2)
+        patches[number, : rows * columns] = parts.reshape(rows * columns, -1)
+        row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+        at[number, : rows * columns] = torch.stack((column, row), -1).view(-1, 2)
+    return {"pixel_values": patches, "image_position_ids": at}
+
+
 def see(d: Any, pictures: Sequence[PlacedPicture]) -> list[PlacedPicture]:
     """Let the tower run on them. Returns what a row is opened with."""
     shown = {each.key: each.picture for each in pictures if each.picture is not None}
@@ -195,7 +264,11 @@ def reference(
 ) -> list[int]:
     patches, ids = Patches(settings), torch.tensor([tokens])
     seen: dict[str, Any] = {}
-    if settings.fit == "area":
+    if settings.fit == "within":
+        seen["mm_token_type_ids"] = (ids == settings.token).int()
+        ids[ids == settings.token] = model.config.image_token_id
+        seen |= padded_patches(settings, given)
+    elif settings.fit == "area":
         seen["mm_token_type_ids"] = (ids == settings.token).int()
         seen["pixel_values"] = torch.cat([patches.cut(each) for each in given])
         seen["image_grid_thw"] = torch.tensor([[1, *patches.grid(each)] for each in given])
@@ -204,7 +277,7 @@ def reference(
         seen["pixel_values"] = torch.zeros(len(given), 3, high, wide)
         for values, each in zip(seen["pixel_values"], given, strict=True):
             values[:, : each.height, : each.width] = normalised(each, settings)
-    if settings.whole:
+    if settings.fit == "stretch":
         seen["token_type_ids"] = (ids == settings.token).int()
     if settings.fit == "longest":
         seen["image_sizes"] = torch.tensor([[each.height, each.width] for each in given])
@@ -253,25 +326,32 @@ def test_pictures_agree_with_transformers(case: str, tmp_path: Path, drive: Any,
         d.step(extends=[ExtendRow(3, start, pack(tokens[start : start + 4]), False)])
 
 
+@pytest.mark.parametrize("case", ["qwen3_vl", "gemma4"])
 def test_kernels_agree_with_transformers(
-    tmp_path: Path, drive: Any, monkeypatch: pytest.MonkeyPatch
+    case: str, tmp_path: Path, drive: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The CUDA executor's, interpreted: a picture in pieces, the last of them a token; then decodes."""
+    """The CUDA executor's, interpreted: a picture in pieces, the last of them a token, or whole where
+    its tokens see each other; then a decode."""
     pytest.importorskip("triton", minversion="3.7")
     monkeypatch.setitem(TEXT, "num_hidden_layers", 2)
-    model = save(tmp_path, "qwen3_vl")
+    both = {"layer_types": [WINDOWED[0], "full_attention"], "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": 160}  # fmt: skip
+    if case == "gemma4":
+        monkeypatch.setitem(_GEMMA4_PARTS[2], "max_soft_tokens", 12)
+    model = save(tmp_path, case, **(both if case == "gemma4" else {}))
     d = drive(tmp_path, attention="triton", dtype="float32")
     settings = d.executor.info.pictures
     given = pictures(settings, (32, 16))
     tokens, shown = prompt(settings, given)
     shown = see(d, shown)
     opens, ends = [d.open(0, d.pages(0, 64), pictures=shown)], [5, shown[0].stop - 1, shown[0].stop]
+    ends = ends[2:] if settings.whole else ends
     for start, end in zip([0, *ends], ends, strict=False):
         extend = ExtendRow(0, start, pack(tokens[start:end]), False)
         d.step(opens=opens, extends=[extend])
         opens = []
     first = d.prefill(0, ends[-1], tokens[ends[-1] :])[0]
-    assert [first, *d.decode([0], 2)[0]] == reference(model, settings, tokens, given, 3)
+    assert [first, *d.decode([0], 1)[0]] == reference(model, settings, tokens, given, 2)
 
 
 def test_what_is_forgotten_is_not_shown(tmp_path: Path, drive: Any) -> None:
