@@ -29,6 +29,7 @@ _FREE = {
     "window_pages",
     "host_blocks",
     "host_memory",
+    "rank_memory",
     "load_seconds",
     "attention_reason",
     "quantization_reason",

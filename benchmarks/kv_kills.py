@@ -1,8 +1,10 @@
 """A server with a disk of KV that is killed again and again: what does the next one find, and serve?
 
     python benchmarks/kv_kills.py [--kills 500] [--life 1.0] [--prompts 24] [--seed 0] [--flips 2]
+        [--form full|states|windows]
 
-The fake executor, whose outputs tell of a wrong page, has a pool and host memory too small for all
+The fake executor, whose outputs tell of a wrong page, and which breaks a step that reads another state
+or window page than its own, has a pool and host memory too small for all
 prompts, and a disk for about half of them. Eight clients ask for random prompts until SIGKILL comes, at
 a random moment of at most `--life` seconds. Then every record of the disk that is whole must name a
 block that is, sealed under its key; `--flips` bits are flipped, and the next server begins. Each output
@@ -38,16 +40,19 @@ from ramify.protocol.config import EngineConfig, LogConfig, ModelConfig, ServerC
 
 CLIENTS, OUTPUT, VOCABULARY = 8, 12, 1000
 FAKE: dict[str, Any] = {"pages": 2048, "host_blocks": 40, "context": 1024}
+FORMS: dict[str, dict[str, int]] = {
+    "full": {}, "states": {"state_slots": 40}, "windows": {"window": 16, "window_pages": 2400}
+}  # fmt: skip
 PLACES = 96
 
 
-def serve(folder: Path, pipe: Connection) -> None:
+def serve(folder: Path, form: str, pipe: Connection) -> None:
     async def run() -> None:
         disk = {"kv_host": 1, "kv_disk": folder, "kv_disk_bytes": PLACES * (BLOCK_BYTES + 64)}
         config = EngineConfig(
             model=ModelConfig(path=BUNDLED, **disk), server=ServerConfig(port=0), executor="thread"
         )
-        async with running_engine(config, spec=FakeSpec(FAKE, {"eos_every": 0})) as engine:
+        async with running_engine(config, spec=FakeSpec(FAKE | FORMS[form], {"eos_every": 0})) as engine:
             pipe.send(engine.port)
             await asyncio.sleep(3600)
 
@@ -68,7 +73,8 @@ class Campaign:
         ]
         model = FakeModel(eos_every=0)
         self.expected = [model.expected(prompt, OUTPUT) for prompt in self.prompts]
-        self.answers = self.cached = self.wrong = self.torn = self.blocks = self.flips = 0
+        self.answers = self.cached = self.wrong = self.torn = self.blocks = 0
+        self.flips = self.snapshots = 0  # bits that were flipped, and those of them in snapshots
         self.flipped: set[int] = set()  # places with flipped bits
         self.ready: list[float] = []
 
@@ -121,6 +127,7 @@ class Campaign:
             if torn:
                 file.put(file.index, bytes(64), 64 * (1 + place))  # the next flips are others
         self.blocks += len(file.found)
+        notes = {place for key, place in file.found if key in file.notes}
         self.flipped = set()
         file.close()
         seals.close()
@@ -133,6 +140,7 @@ class Campaign:
                 blocks.seek(at)
                 blocks.write(bytes([was ^ 1 << self.dice.randrange(8)]))
                 self.flips += 1
+                self.snapshots += at // BLOCK_BYTES in notes
                 self.flipped.add(at // BLOCK_BYTES)
 
     @staticmethod
@@ -147,9 +155,10 @@ class Campaign:
                 if kill:
                     self.audit(folder)
                 ours, theirs = fork.Pipe()
-                server = fork.Process(target=serve, args=(folder, theirs))
+                server = fork.Process(target=serve, args=(folder, self.options.form, theirs))
                 begun = time.perf_counter()
                 server.start()
+                theirs.close()  # so that the end of a server that cannot start is heard
                 port = ours.recv()
                 self.ready.append(time.perf_counter() - begun)
                 assert server.pid is not None
@@ -164,6 +173,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--flips", type=int, default=2, help="bits that are flipped after each kill")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--form", choices=FORMS, default="full", help="of the model's layers")
     campaign = Campaign(parser.parse_args())
     print(headline(machine()))
     try:
@@ -172,7 +182,8 @@ def main() -> None:
         print(
             f"{len(campaign.ready)} kills, {campaign.answers} answers, {campaign.wrong} of them wrong; "
             f"{campaign.cached} prompt tokens cached; {campaign.blocks} blocks read after kills, "
-            f"{campaign.torn} torn ones named; {campaign.flips} bits flipped"
+            f"{campaign.torn} torn ones named; {campaign.flips} bits flipped, "
+            f"{campaign.snapshots} of them in snapshots"
         )
     raise SystemExit(int(campaign.wrong > 0 or campaign.torn > 0))
 

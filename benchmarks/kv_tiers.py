@@ -164,8 +164,8 @@ async def pressed(options: argparse.Namespace, host: float, disk: bool) -> dict[
         "ttft_max_ms": max(waits) * 1e3,
         "last_turn_s": over - until,
         **{f"hit_{name}": found[name] / asked for name in TIERS[:3]},
-        "before_p50_ms": percentile(before, 50) * 1e3,
-        "back_after_s": back_after(few, behind_it, percentile(before, 50)),
+        "before_p90_ms": percentile(before, 90) * 1e3,
+        "back_after_s": back_after(few, behind_it, percentile(before, 90)),
         "computed": computed,
         "wrong": sum(each.wrong for each in every),
     }
@@ -182,11 +182,14 @@ def waits_of(sessions: list[Session], begin: float, end: float) -> list[float]:
 
 
 def back_after(sessions: list[Session], begin: float, before: float) -> float:
-    """Seconds from `begin` on after which the median of each window is as before; inf: it never is."""
+    """Seconds from `begin` on after which the p90 of each window is as `before`; inf: it never is.
+
+    A wait is one step or two, between which the median of a window flips.
+    """
     at, since = begin + BEHIND_S - WINDOW_S, float("inf")
     while at >= begin:
         waits = waits_of(sessions, at, at + WINDOW_S)
-        if waits and percentile(waits, 50) > AS_BEFORE * before:
+        if waits and percentile(waits, 90) > AS_BEFORE * before:
             break
         since, at = at - begin, at - 0.25
     return since

@@ -240,8 +240,6 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
             raise ConfigError(
                 "--expert-parallel divides experts among ranks: give --tensor-parallel too"
             )
-        if self.kv_disk is not None and self.tensor_parallel > 1:
-            raise ConfigError("--kv-disk keeps the KV of one process: leave it or --tensor-parallel out")
 
 
 class ScheduleConfig(Settings, frozen=True, kw_only=True):

@@ -325,12 +325,14 @@ class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     picture_bytes: int = 0  # of what the tower makes of a picture, for each of its tokens
     picture_room: int = 0  # bytes of that to keep at most; those of one request's pictures in any case
     host_memory: str = ""  # where another process of the machine finds them (`gpu.kv.host_memory`)
-    block_bytes: int = 0  # of a block
+    rank_memory: str = ""  # where it finds this rank's parts of them
+    block_bytes: int = 0  # of a block, or of this rank's part
     kv_stamp: str = ""  # what its KV comes from: model, weights, format; equal stamps fit each other
 
     def told(self) -> dict[str, Any]:
         """What clients may know."""
-        return {name: value for name, value in structs.asdict(self).items() if name != "host_memory"}
+        hidden = "host_memory", "rank_memory"
+        return {name: value for name, value in structs.asdict(self).items() if name not in hidden}
 
 
 class ExecutorDown(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -23,6 +23,7 @@ from ramify.actors.kit.report import RankState
 from ramify.actors.layout import layout_of, visible_gpus
 from ramify.actors.processes.child_process import ChildProcess
 from ramify.actors.processes.messages import Loading, StartFailed, decoder, encoder
+from ramify.gpu.kv.host_memory import of_ranks
 from ramify.gpu.ranks.checks import check_ranks
 from ramify.gpu.ranks.ring import GroupCounters, GroupMemory, RankPlace
 from ramify.protocol.config import EngineConfig
@@ -45,8 +46,7 @@ class ProcessExecutor(ExecutorHandle):
         self._ranks = range(ranks)
         self._children: list[Child] = []  # by rank
         self._silent = set(self._ranks)  # since the last sign of life of all
-        self._loading = set(self._ranks)
-        self._info: ExecutorInfo | None = None
+        self._infos: dict[int, ExecutorInfo] = {}  # of the ranks that have loaded
         self._counters: GroupCounters | None = None
         self._watch: asyncio.Future[list[None]] | None = None
 
@@ -193,11 +193,9 @@ class ProcessExecutor(ExecutorHandle):
         link.consumed()
 
     def _loaded(self, rank: int, info: ExecutorInfo) -> None:
-        self._loading.discard(rank)
-        if not rank:
-            self._info = info
-        if not self._loading and self._info is not None and not self._ready.done():
-            self._ready.set_result(self._info)
+        self._infos[rank] = info
+        if len(self._infos) == len(self._ranks) and not self._ready.done():
+            self._ready.set_result(of_ranks([self._infos[each] for each in self._ranks]))
 
     def _down(self, rank: int, reason: str) -> None:
         """A rank failed. Where there are others, it may have done so because one of them has died."""

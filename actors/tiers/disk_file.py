@@ -35,7 +35,9 @@ Record = tuple[bytes, int, int, int, bytes]  # key, seal, CRC of the block, turn
 
 
 class DiskFile:
-    """`found`: the keys and places of the blocks that were there, the oldest first; `notes`: of some."""
+    """`found`: the keys and places of the blocks that were there, the oldest first; `notes`: of some.
+    `renewed`: there were blocks of another stamp, which are gone.
+    """
 
     def __init__(self, folder: Path, stamp: str, size: int, most_bytes: int) -> None:
         """Blocks of `size` bytes with `stamp`, in at most `most_bytes`; those of another stamp go.
@@ -90,7 +92,9 @@ class DiskFile:
 
     def _opened(self, header: bytes) -> list[tuple[int, Record]]:
         """The places with a block of this kind, and their records."""
-        if os.pread(self.index, _SIZE, 0) != header:
+        was = os.pread(self.index, _SIZE, 0)
+        self.renewed = bool(was) and was != header
+        if was != header:
             os.ftruncate(self.index, 0)
             os.ftruncate(self._blocks, 0)
             self.put(self.index, header, 0)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, MailboxClosed
 from ramify.actors.tiers.disk_file import DiskFile, empty_block
-from ramify.gpu.kv.host_memory import HostMemory
+from ramify.gpu.kv.host_memory import HostMemory, RankMemory, shared_memory, whole_block
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ConfigError
 from ramify.protocol.messages import DiskOrder, DiskResult
@@ -58,8 +58,13 @@ async def open_disk(
             "(--kv-host BYTES says why)"
         )
     loop = asyncio.get_running_loop()
-    opened = partial(DiskFile, config.kv_disk, info.kv_stamp, info.block_bytes, config.kv_disk_bytes)
+    opened = partial(DiskFile, config.kv_disk, info.kv_stamp, whole_block(info), config.kv_disk_bytes)
     file = await asyncio.to_thread(opened)
+    if file.renewed:
+        log.warning(
+            "blocks of KV on disk were of another model, format or number of ranks: it begins anew",
+            file=file.name,
+        )
 
     def tell(result: DiskResult) -> None:
         with suppress(MailboxClosed):  # it has ended
@@ -77,7 +82,7 @@ async def open_disk(
 
 class _Job(NamedTuple):
     order: DiskOrder
-    memory: HostMemory
+    memory: HostMemory | RankMemory
     until: float  # perf_counter seconds
     tried: int | None = None  # the seal with which the slot did not hold it
 
@@ -87,7 +92,7 @@ class DiskMover:
 
     def __init__(self, file: DiskFile, done: Callable[[DiskResult], None]) -> None:
         self.file, self._done = file, done
-        self._memory: HostMemory | None = None
+        self._memory: HostMemory | RankMemory | None = None
         self._reads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._fault = ""
@@ -98,14 +103,17 @@ class DiskMover:
 
     def renew(self, path: str, slots: int) -> None:
         """From now on orders are about the host memory at `path`."""
-        self._memory = HostMemory(slots, self.file.size, path)
+        self._memory = None
+        with suppress(OSError):  # the executor that made it has died, too
+            self._memory = shared_memory(slots, self.file.size, path)
 
     def submit(self, orders: Iterable[DiskOrder]) -> None:
-        memory = self._memory
-        assert memory is not None
-        until = time.perf_counter() + _GIVE_UP_S
+        memory, until = self._memory, time.perf_counter() + _GIVE_UP_S
         for order in orders:
-            (self._writes if order.write else self._reads).put(_Job(order, memory, until))
+            if memory is None:
+                self._done(DiskResult(order, False, 0.0))
+            else:
+                (self._writes if order.write else self._reads).put(_Job(order, memory, until))
 
     def close(self, grace: float = 1.0) -> None:
         """End the threads; one that hangs in the disk is left to end with the process."""
@@ -146,7 +154,7 @@ class DiskMover:
                 self._writes.put(None)
                 continue
             begin, order = time.perf_counter(), job.order
-            seal, there, whole = None, int(job.memory.seals[order.slot]), False
+            seal, there, whole = None, job.memory.told(order.slot), False
             if there != job.tried and not self._fault:
                 seal = job.memory.copy(order.slot, order.key, block)
             if seal is None and not self._fault and begin < job.until and not stopping:

@@ -97,6 +97,8 @@ class CudaFollower(CudaExecutor, Follower):
     ) -> None:  # fmt: skip
         alone = msgspec.structs.replace(info, constrains=False)
         super().__init__(model, pool, table, alone, attention, make_ops=ranked(ranks, info))
+        if self._blocks is not None:
+            self.info = self._blocks.host.described(alone, whole=False)
         self._mirror = table
         self._ranks = ranks
         self._decoder, self._late = msgspec.msgpack.Decoder(ToldStep), False

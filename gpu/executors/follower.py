@@ -183,6 +183,8 @@ class TorchFollower(Follower):
         last = torch.zeros(info.max_rows, dtype=torch.int64, device=model.device)
         self._ops = RankedTorchOps(ranks, info.vocab_size, pool, last, attention)
         self._blocks = HostBlocks(pool, info.host_blocks) if info.host_blocks else None
+        if self._blocks is not None:
+            self.info = self._blocks.host.described(info, whole=False)
         self._spare = info.state_slots + 1
         self._decoder = msgspec.msgpack.Decoder(ToldStep)
 

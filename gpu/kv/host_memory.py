@@ -6,13 +6,17 @@ there. No lock stands between them: a slot has a *seal*, a checksum of its bytes
 names them. Whoever reads a slot takes the bytes only if the seal fits the key that it came for. So a
 slot that is not written yet, or was written again, is never taken for the block that was meant.
 
+Ranks that hold a model together have such memory each, with their part of every block.
+
 Does not know torch, streams, or who asks.
 """
 
+import functools
 import mmap
 import os
 import tempfile
 import weakref
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +41,11 @@ def seal_weights(size: int) -> Words:
 def key_part(key: bytes) -> int:
     """What a key of 16 bytes adds to its block's seal, as an int64."""
     first, second = (int.from_bytes(part, "little") for part in (key[:8], key[8:16]))
-    total = (first + second * FACTOR) % (1 << 64)
-    return total - (1 << 64) if total >> 63 else total
+    return _int64(first + second * FACTOR)
+
+
+def _int64(number: int) -> int:
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 class HostMemory:
@@ -77,17 +84,21 @@ class HostMemory:
         self.seals, self.blocks = np.zeros(0, dtype=np.int64), self.memory.reshape(0, self.size)
 
     def described(self, info: ExecutorInfo, whole: bool = True) -> ExecutorInfo:
-        """`info` of the executor that made it. `whole`: other processes may take its blocks."""
-        return structs.replace(info, host_memory=self.path if whole else "", block_bytes=self.size)
+        """`info` of the executor that made it. Not `whole`: of one rank, see `of_ranks`."""
+        where = {"host_memory" if whole else "rank_memory": self.path}
+        return structs.replace(info, block_bytes=self.size, **where)
+
+    def told(self, slot: int) -> int:
+        """The seal that a slot has, whatever is in it."""
+        return int(self.seals[slot])
 
     def seal(self, key: bytes, block: Bytes) -> int:
         """The seal of a block's bytes under `key`."""
-        total = int(np.dot(block.view(np.int64), self._weights)) + key_part(key)
-        return (total + (1 << 63)) % (1 << 64) - (1 << 63)
+        return _int64(int(np.dot(block.view(np.int64), self._weights)) + key_part(key))
 
     def copy(self, slot: int, key: bytes, into: Bytes) -> int | None:
         """Copy block `key`; its seal. None: the slot does not hold it, or not yet."""
-        seal = int(self.seals[slot])
+        seal = self.told(slot)
         np.copyto(into, self.blocks[slot])
         return seal if seal == self.seal(key, into) else None
 
@@ -105,3 +116,66 @@ class HostMemory:
         np.copyto(self.blocks[slot], block)
         self.seals[slot] = seal
         return True
+
+
+class RankMemory:
+    """The host memories of ranks that hold a model together, as one. A slot of it is theirs with that
+    number: a block is the parts that they have, one behind the other, and is there if all parts are.
+    """
+
+    def __init__(self, count: int, size: int, paths: list[str]) -> None:
+        """Open those at `paths`, by rank; `size`: of all parts. Raises OSError."""
+        self.count, self.size = count, size
+        self._ranks = [HostMemory(count, size // len(paths), path) for path in paths]
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            rank.close()
+
+    def told(self, slot: int) -> int:
+        """The seal that a slot has, whatever is in it."""
+        return _joined(rank.told(slot) for rank in self._ranks)
+
+    def seal(self, key: bytes, block: Bytes) -> int:
+        """The seal of a block's bytes under `key`."""
+        parts = zip(self._ranks, self._parts(block), strict=True)
+        return _joined(rank.seal(key, part) for rank, part in parts)
+
+    def copy(self, slot: int, key: bytes, into: Bytes) -> int | None:
+        """Copy block `key`; its seal. None: some slot does not hold its part, or not yet."""
+        parts = zip(self._ranks, self._parts(into), strict=True)
+        seals = [rank.copy(slot, key, part) for rank, part in parts]
+        return _joined(seal for seal in seals if seal is not None) if None not in seals else None
+
+    def write(self, slot: int, key: bytes, seal: int, data: Bytes) -> bool:
+        """Put a block into slots that nobody else writes; False: `data` is not what was sealed."""
+        if len(data) != self.size or seal != self.seal(key, data):
+            return False
+        parts = zip(self._ranks, self._parts(data), strict=True)
+        return all(rank.write(slot, key, rank.seal(key, part), part) for rank, part in parts)
+
+    def _parts(self, block: Bytes) -> Bytes:
+        """[ranks, bytes]"""
+        return block.reshape(len(self._ranks), -1)
+
+
+def _joined(seals: Iterable[int]) -> int:
+    """One seal of those of parts: none may change, or change place. An int64."""
+    return functools.reduce(lambda joined, seal: _int64(joined * FACTOR + seal), seals, 0)
+
+
+def of_ranks(infos: Sequence[ExecutorInfo]) -> ExecutorInfo:
+    """Rank 0's, which tells where all ranks have their parts of blocks."""
+    paths = [info.rank_memory for info in infos if info.rank_memory]
+    return structs.replace(infos[0], host_memory=os.pathsep.join(paths)) if paths else infos[0]
+
+
+def whole_block(info: ExecutorInfo) -> int:
+    """Bytes of a block, of all ranks."""
+    return info.block_bytes * (info.host_memory.count(os.pathsep) + 1)
+
+
+def shared_memory(count: int, size: int, path: str) -> HostMemory | RankMemory:
+    """What an executor made (`ExecutorInfo.host_memory`), blocks of `size` bytes. Raises OSError."""
+    paths = path.split(os.pathsep)
+    return RankMemory(count, size, paths) if len(paths) > 1 else HostMemory(count, size, path)

@@ -19,7 +19,8 @@ def kv_stamp(config: ModelConfig, info: ExecutorInfo) -> str:
     digest = blake2b(digest_size=16)
     numbers = info.dtype, info.kv_dtype, info.quantization, info.kv_bytes_per_token, info.architecture
     settings = config.deterministic, config.load_format, config.context, info.drafter
-    digest.update(repr((FORMAT, numbers, settings)).encode())
+    ranks = (config.tensor_parallel,) if config.tensor_parallel > 1 else ()  # each has its part
+    digest.update(repr((FORMAT, numbers, settings, *ranks)).encode())
     folder = config.path
     patterns = ("*.json", "*.safetensors", "*.bin", "*.gguf")
     files = [folder] if folder.is_file() else [path for each in patterns for path in folder.glob(each)]

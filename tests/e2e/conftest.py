@@ -26,8 +26,11 @@ import websockets
 from transformers import LlamaConfig, LlamaForCausalLM
 from websockets.asyncio.client import ClientConnection
 
+from ramify.actors.cache import on_disk
+from ramify.actors.cache.on_disk import OnDisk
 from ramify.actors.engine import Engine, EngineFailed, running_engine
 from ramify.actors.executor.spec import ExecutorSpec, FakeSpec
+from ramify.actors.scheduler.loads import KvLoads
 from ramify.actors.tokenizer import Tokenizer
 from ramify.clients.bench.server import served
 from ramify.gpu.executors.fake_model import FakeModel
@@ -433,6 +436,16 @@ class Served:
 
 
 Serving = Callable[..., AbstractAsyncContextManager[Served]]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KV in host memory or on the disk is loaded, and waited for, however busy the processor is."""
+    for of in (OnDisk, KvLoads):
+        monkeypatch.setattr(of, "pays", lambda self, rate: True)
+        monkeypatch.setattr(of, "cost", lambda self, rate: 0)
+    monkeypatch.setattr(on_disk, "SHORTEST", PATIENCE)
+    monkeypatch.setattr(on_disk, "LONGEST", PATIENCE)
 
 
 @pytest.fixture

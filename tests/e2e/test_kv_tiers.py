@@ -30,6 +30,7 @@ async def ask(served: Any, name: str, token: str = "") -> dict[str, Any]:
         return done["usage"]  # type: ignore[no-any-return]
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_restart_finds_on_disk_what_was_computed(serving: Any, tmp_path: Path) -> None:
     model = {"kv_host": 1, "kv_disk": tmp_path / "kv"}
     async with serving(fake=FAKE, model=model) as served:
@@ -60,6 +61,7 @@ async def test_states_and_windows_come_back_from_host_memory(serving: Any, form:
         assert (await values(served))['ramify_kv_hit_tokens_total{tier="host"}'] >= 3 * 128
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("form", [{"state_slots": 12}, {"window": 16, "window_pages": 4096}], ids=str)
 async def test_a_restart_finds_states_and_windows(
     serving: Any, tmp_path: Path, form: dict[str, int]
@@ -78,6 +80,7 @@ async def test_a_restart_finds_states_and_windows(
         assert (await values(served))['ramify_kv_hit_tokens_total{tier="disk"}'] > 2 * 128
 
 
+@pytest.mark.usefixtures("patient")
 async def test_no_tenant_gets_the_other_s_blocks(serving: Any, tmp_path: Path) -> None:
     """Neither from host memory nor, after a restart, from the disk."""
     tokens = tmp_path / "tokens"

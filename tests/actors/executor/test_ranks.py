@@ -20,6 +20,7 @@ from ramify.protocol.plan import ExecutorDown, StepPlan, unpack
 MODULE = '''
 import os
 import time
+from msgspec.structs import replace
 from stand_ins import Scripted
 from ramify.gpu.executors.base import Follower
 from ramify.gpu.ranks.ring import StepRing
@@ -31,6 +32,7 @@ class Leader(Scripted):
 
     def __init__(self, place):
         super().__init__()
+        self.info = replace(self.info, rank_memory="0")
         self.ring = StepRing(place)
 
     def launch(self, plan):
@@ -45,7 +47,7 @@ class Follows(Follower):
     """Step 500 raises here."""
 
     def __init__(self, place):
-        self.info = Scripted().info
+        self.info = replace(Scripted().info, rank_memory=str(place.rank))
         self.ring = StepRing(place)
 
     def follow(self, idle):
@@ -92,6 +94,7 @@ async def test_plans_are_told_once_and_answered_by_rank_0(ranks: FactorySpec) ->
     handle = await start_executor(ranks, "process", mailbox)
     assert isinstance(handle, ProcessExecutor)
     assert len(set(handle.pids)) == 3
+    assert handle.info.host_memory == "0:1:2"  # whose parts are a block
     for step in range(30):
         handle.tell(StepPlan(step))
     assert [unpack(event.tokens)[0] for event in await events(mailbox, 30)] == list(range(30))

@@ -69,6 +69,8 @@ def test_models_that_share_a_folder_find_their_own_in_any_order(tmp_path: Path) 
         file.close()
     other = opened(tmp_path, "d" * 32)  # no file more: that of the first goes
     assert (other.name, other.found, len(list(tmp_path.iterdir()))) == ("kv-0", [], 6)
+    assert other.renewed
+    assert not any(file.renewed for file in [*files, *again.values()])
     other.close()
 
 

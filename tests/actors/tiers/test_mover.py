@@ -1,18 +1,21 @@
 """Blocks go to the disk and come back, in threads; a disk that fails is left alone."""
 
 import logging
+import os
 import queue
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ramify.actors.tiers.disk_file import DiskFile
+from ramify.actors.tiers.disk_file import DiskFile, empty_block
 from ramify.actors.tiers.mover import DiskMover
-from ramify.gpu.kv.host_memory import HostMemory
+from ramify.gpu.executors.fake import FakeExecutor
+from ramify.gpu.kv.host_memory import HostMemory, of_ranks, shared_memory
 from ramify.protocol.messages import DiskOrder, DiskResult
 
 SIZE, KEY, OTHER = 256, b"k" * 16, b"o" * 16
+INFO = FakeExecutor().info
 
 
 class Stage:
@@ -54,6 +57,48 @@ def test_a_block_that_is_saved_later_is_written_then(tmp_path: Path) -> None:
         stage.results.get(timeout=0.05)
     stage.fill(1, KEY)
     assert stage.results.get(timeout=30).whole
+    stage.mover.close()
+
+
+def test_parts_of_ranks_go_and_come_back_together(tmp_path: Path) -> None:
+    """What one rank has not, or not whole, no rank gets."""
+    ranks = [HostMemory(4, SIZE // 2) for _ in range(2)]
+    stage = Stage(tmp_path)
+    stage.mover.renew(of_ranks([rank.described(INFO, whole=False) for rank in ranks]).host_memory, 4)
+    parts = [np.frombuffer(np.random.default_rng(n).bytes(SIZE // 2), dtype=np.uint8) for n in range(2)]
+    stage.mover.submit([DiskOrder(True, KEY, 1, 2)])
+    for rank, part in zip(ranks, parts, strict=True):
+        with pytest.raises(queue.Empty):
+            stage.results.get(timeout=0.02)
+        assert rank.write(1, KEY, rank.seal(KEY, part), part)
+    assert stage.results.get(timeout=30).whole
+    assert stage.move(DiskOrder(False, KEY, 3, 2)).whole
+    for rank, part in zip(ranks, parts, strict=True):
+        found = rank.read(3, KEY)
+        assert found is not None
+        assert found[1] == part.tobytes()
+    path = tmp_path / "kv-0.blocks"
+    blocks = bytearray(path.read_bytes())
+    blocks[2 * SIZE + SIZE - 1] ^= 1  # rank 1's
+    path.write_bytes(blocks)
+    assert not stage.move(DiskOrder(False, KEY, 0, 2)).whole
+    assert [rank.read(0, KEY) for rank in ranks] == [None, None]
+    whole, seal = np.concatenate(parts), stage.file.read(2, KEY, empty_block(SIZE))
+    assert seal is None
+    memory = shared_memory(4, SIZE, f"{ranks[0].path}:{ranks[1].path}")
+    told = memory.told(1)
+    assert memory.write(0, KEY, told, whole)
+    assert not memory.write(2, KEY, told, np.roll(whole, SIZE // 2))  # each as the other's
+    stage.mover.close()
+
+
+def test_the_memory_of_an_executor_that_died_at_once(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.mover.renew(f"/proc/{os.getpid()}/fd/99999", 4)
+    assert not stage.move(DiskOrder(True, KEY, 1, 2)).whole
+    stage.mover.renew(stage.memory.path, 4)
+    stage.fill(1, KEY)
+    assert stage.move(DiskOrder(True, KEY, 1, 2)).whole
     stage.mover.close()
 
 

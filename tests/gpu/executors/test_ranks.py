@@ -204,6 +204,7 @@ def test_kernels_of_a_gpu(tmp_path: Path, kernels: dict[str, Any], halves: list[
         result = executor.launch(plan).result()
         assert (list(unpack(result.tokens)), list(unpack(result.lost))) == (wanted[:1], [0])
         assert not executor.info.host_memory  # which would be taken for whole blocks
+        assert executor.info.rank_memory
 
 
 @pytest.mark.usefixtures("ordered_dots")

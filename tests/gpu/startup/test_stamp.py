@@ -21,6 +21,7 @@ def test_other_weights_settings_or_types_have_other_stamps(tmp_path: Path) -> No
     (tmp_path / "model.safetensors").write_bytes(weights)
     first = stamp()
     assert stamp() == first != stamp(deterministic=True)
+    assert len({first, stamp(tensor_parallel=2), stamp(tensor_parallel=4)}) == 3
     assert kv_stamp(ModelConfig(path=tmp_path), structs.replace(info, kv_dtype="fp8")) != first
     (tmp_path / "model.safetensors").write_bytes(bytes(byte ^ 1 for byte in weights))
     assert stamp() != first
