@@ -1,25 +1,21 @@
 """A Ramify server with the fake executor in a process of its own, and what it costs.
 
 `FakeServer` starts this file as a script, on which `_serve` runs the real engine. Each line on the
-script's stdin ("snapshot", or "collect" for one after a garbage collection) is answered by one JSON
-line on stdout: CPU time, memory, and latencies since the snapshot before. At the end of stdin the
-server stops.
+script's stdin is answered by one JSON line on stdout: CPU time, memory, and latencies since the
+snapshot before. At the end of stdin the server stops.
 
 It does not know what its clients do.
 """
 
 import argparse
 import asyncio
-import gc
 import json
 import os
 import resource
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -62,20 +58,11 @@ class FakeServer:
         )
         self.port: int = self._answer()["port"]
         self.pid = self._process.pid
-        self.executor: list[int] = self.snapshot()["executor"]  # its threads
 
-    def kill(self) -> None:
-        """End the process at once, as a crash would (SIGKILL)."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-    def snapshot(self, *, collect: bool = False) -> dict[str, Any]:
-        """See `Probe.snapshot`. `collect`: after a full garbage collection."""
+    def snapshot(self) -> dict[str, Any]:
+        """See `Probe.snapshot`."""
         assert self._process.stdin is not None
-        self._process.stdin.write("collect\n" if collect else "snapshot\n")
+        self._process.stdin.write("snapshot\n")
         self._process.stdin.flush()
         return self._answer()
 
@@ -153,6 +140,7 @@ class Probe:
         self._arrived = self._handed_over = 0.0
         self._plan: list[float] = []
         self._from_thread: list[float] = []
+        self._longest = 0.0
         mailbox, executor = engine.core._to_scheduler, engine.executor
         assert executor is not None
         drain_with, tell_executor = mailbox.drain_with, executor.tell
@@ -175,18 +163,31 @@ class Probe:
         mailbox.drain_with = arrives  # type: ignore[method-assign]
         executor.tell = departs  # type: ignore[method-assign]
 
+    def time_callbacks(self) -> None:
+        """Note the CPU time of each callback of event loops from now on, for `longest`."""
+        handle: Any = asyncio.Handle
+        run = handle._run
+
+        def timed(each: Any) -> None:
+            begin = time.thread_time()
+            run(each)
+            self._longest = max(self._longest, time.thread_time() - begin)
+
+        handle._run = timed
+
     def snapshot(self) -> dict[str, Any]:
         """Totals (`cpu`, `loop_cpu`, ...), the present state, and samples since the last snapshot.
 
         `plan`: seconds from a result's arrival at the scheduler's mailbox to the next plan's
-        departure; `from_thread`: from the moment the executor's thread had the result.
+        departure; `from_thread`: from the moment the executor's thread had the result. `longest`:
+        of the callbacks that were timed, seconds.
         """
         engine = self._engine
         usage = resource.getrusage(resource.RUSAGE_SELF)
         assert engine.cache is not None
         free, evictable, referenced = engine.cache.free, engine.cache.evictable, engine.cache.referenced
-        taken = {"plan": self._plan, "from_thread": self._from_thread}
-        self._plan, self._from_thread = [], []
+        taken = {"plan": self._plan, "from_thread": self._from_thread, "longest": self._longest}
+        self._plan, self._from_thread, self._longest = [], [], 0.0
         return {
             "cpu": usage.ru_utime + usage.ru_stime,
             "gateways": [_cpu_of(pid) for pid in getattr(engine.front, "pids", [])],
@@ -198,7 +199,6 @@ class Probe:
             "fds": len(os.listdir("/proc/self/fd")),
             "steps": engine.metrics._steps,
             "kv": [free, evictable, referenced],
-            "executor": [t.native_id for t in threading.enumerate() if t.name == "ramify-executor"],
             **taken,
         }
 
@@ -261,20 +261,21 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
         "pages": 1 << 18,
         "context": 4096,
         "step_tokens": 2048,
-        "prompt_us": 0.0,
+        "prompt_us": options.prompt_us,
+        "sees": options.look_ms is not None,
+        "look_seconds": (options.look_ms or 0.0) / 1e3,
     }
     spec = FactorySpec(f"{Path(__file__).stem}:bench_executor", settings)
     async with running_engine(config, spec=spec, check_idle=bool(options.verify)) as engine:
         probe = Probe(engine)
+        if options.look_ms is not None:
+            probe.time_callbacks()
         Collector(engine.clock).begin()  # as `serve` does; the process ends with it
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         _say({"port": engine.port})
-        while command := await reader.readline():
-            if command == b"collect\n":
-                gc.unfreeze()
-                gc.collect()
+        while await reader.readline():
             _say(probe.snapshot())
 
 
@@ -285,9 +286,10 @@ def _say(message: dict[str, Any]) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--step-ms", type=float, default=0.0)
+    parser.add_argument("--prompt-us", type=float, default=0.0, help="of a step, for each prompt token")
+    parser.add_argument("--look-ms", type=float, help="of a tower, for each picture; none: no tower")
     parser.add_argument("--executor", choices=["thread", "process"], default="thread")
     parser.add_argument("--gateways", type=int, default=0)
-    parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
     parser.add_argument("--ttl", type=float, default=600.0, help="of sessions without sockets, s")
     parser.add_argument("--store", help="the file or the URL that keeps sessions")
     parser.add_argument("--token", help="the only one that is accepted")
@@ -295,23 +297,11 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    if name == "uvloop":
-        import uvloop
-
-        factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-        return factory
-    return asyncio.new_event_loop
-
-
 def main() -> None:
     options = _arguments()
     configure(LogConfig(level="warning"))
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        asyncio.Runner(loop_factory=_loop_factory(options.loop)) as runner,
-    ):
-        runner.run(_serve(options, Path(folder)))
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(_serve(options, Path(folder)))
 
 
 if __name__ == "__main__":

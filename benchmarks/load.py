@@ -53,8 +53,12 @@ class ChunkRecorder(asyncio.Protocol):
 
     def send(self, *messages: dict[str, Any]) -> None:
         """One frame."""
+        self.write(json.dumps(messages).encode())
+
+    def write(self, payload: bytes) -> None:
+        """One frame that is made."""
         self.sent_at = time.perf_counter()
-        self._transport.write(client_frame(json.dumps(messages).encode()))
+        self._transport.write(client_frame(payload))
 
     async def until(self, mark: bytes, count: int = 1) -> None:
         """Wait until `mark` has come `count` times from now on."""

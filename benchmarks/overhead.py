@@ -1,6 +1,6 @@
 """What the path around the model costs: scheduler, cache, session, gateway, socket.
 
-    python benchmarks/overhead.py [--json FILE] [--repeat 5] [--steps 0 2] [--loop asyncio|uvloop]
+    python benchmarks/overhead.py [--json FILE] [--repeat 5] [--steps 0 2]
                                   [--executor thread|process] [--gateways 0 1 2] [--scale 1.0]
 
 A real engine with the fake executor (a step takes 0 or 2 ms and gives each generation one token)
@@ -231,7 +231,6 @@ def main() -> None:
     parser.add_argument("--json", help="write all runs to this file")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--steps", type=float, nargs="+", default=[0.0, 2.0], help="ms")
-    parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
     parser.add_argument("--executor", choices=["thread", "process"], default="thread")
     parser.add_argument("--gateways", type=int, nargs="+", default=[0], help="processes")
     parser.add_argument("--scale", type=float, default=1.0, help="of the tokens per generation")
@@ -250,9 +249,7 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     rows: list[list[str]] = []
     for step_ms, gateways in itertools.product(options.steps, options.gateways):
-        with FakeServer(
-            step_ms=step_ms, loop=options.loop, executor=options.executor, gateways=gateways
-        ) as server:
+        with FakeServer(step_ms=step_ms, executor=options.executor, gateways=gateways) as server:
             asyncio.run(run(server, LoadShape(1, 16, 50)))  # warm-up
             for shape in shapes:
                 runs = [asyncio.run(run(server, shape)) for _ in range(options.repeat)]
