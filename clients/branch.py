@@ -172,7 +172,11 @@ class Branch:
         return generation
 
     async def fork(self, *names: str, at: int | None = None) -> "list[Branch]":
-        """Children that share this branch up to its head, or up to position `at`."""
+        """Children that share this branch up to its head, or up to position `at`.
+
+        Raises TypeError for what is no name.
+        """
+        check_names(names)
         await self.session.ok(Fork(id=UNSENT, branch=self.name, as_=list(names), at=at))
         return [Branch(self.session, name) for name in names]
 
@@ -242,6 +246,15 @@ class Branch:
     def credit(self, upto: int) -> None:
         """Flow control: let the server deliver up to this position."""
         self.session.link.credit(self.name, upto)
+
+
+def check_names(names: Sequence[Any]) -> None:
+    """Raises TypeError, which says which of `names` is no string."""
+    for number, name in enumerate(names):
+        if not isinstance(name, str):
+            raise TypeError(
+                f"`names[{number}]` is {name!r}, not a str: name each new branch, as in fork('a', 'b')"
+            )
 
 
 def branch_names(branches: Sequence[Branch | str]) -> list[str]:

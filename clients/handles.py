@@ -38,7 +38,7 @@ from ramify.protocol.wire import (
 
 if TYPE_CHECKING:
     from ramify.clients.session_link import SessionLink
-from ramify.clients.branch import Branch, branch_names, op_of, pruned
+from ramify.clients.branch import Branch, branch_names, check_names, op_of, pruned
 from ramify.clients.options import (
     PruneBy,
     Pruned,
@@ -135,7 +135,8 @@ class Session:
         return await self.main.fork(*names, at=at)
 
     async def root(self, *names: str) -> list[Branch]:
-        """New empty branches."""
+        """New empty branches. Raises TypeError for what is no name."""
+        check_names(names)
         await self.ok(Fork(id=UNSENT, branch=None, as_=list(names)))
         return [Branch(self, name) for name in names]
 

@@ -32,4 +32,4 @@ def image_bytes(images: Images) -> list[bytes]:
 
 def marked(text: str, images: Images) -> str:
     """The text with a mark for each picture: in front, if it has none."""
-    return text if MARK in text else MARK * len(images) + text
+    return text if not images or MARK in text else MARK * len(images) + text

@@ -14,8 +14,8 @@ def command(*args: str) -> str:
 
 def _program() -> list[str]:
     called = Path(sys.argv[0])
-    if called.name == "cli.py":  # python -m: the module's file
-        return [sys.executable, "-m", "ramify.clients.cli"]
+    if called.name in ("__main__.py", "cli.py"):  # python -m: the module's file
+        return [sys.executable, "-m", "ramify"]
     if called.name != "ramify":
         return ["ramify"]  # as a library: nothing better is known
     found = shutil.which("ramify")

@@ -75,9 +75,11 @@ class ClientBase(
     def __post_init__(self) -> None:
         for field in self.branch_fields:
             value = getattr(self, field)
-            if value and not _NAME_LETTERS.issuperset(
-                value if isinstance(value, str) else "".join(value)
-            ):
+            try:
+                letters = value if isinstance(value, str) else "".join(value or ())
+            except TypeError:  # of a caller in Python: what it sends is checked by type
+                continue
+            if not _NAME_LETTERS.issuperset(letters):
                 raise InvalidField(
                     f"`{field.rstrip('_')}` {_first_bad(value)!r} is not a branch name: "
                     "use A-Z a-z 0-9 . _ / -"

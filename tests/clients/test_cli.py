@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ramify import __main__ as entry
 from ramify.clients import cli
 from ramify.clients.commands import engine, info, serve
 from ramify.protocol.config import EngineConfig
@@ -157,3 +158,14 @@ def test_info_tells_why_a_model_is_not_served(
     assert run("info", "--model", str(tmp_path)) == 0
     assert "not served: " in (out := capsys.readouterr().out)
     assert "NoneForCausalLM" in out
+
+
+def test_an_interrupt_is_quiet_while_commands_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "ramify.clients.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "ramify.clients.cli", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    assert entry.main() == 130

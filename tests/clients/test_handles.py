@@ -234,3 +234,13 @@ def test_what_a_session_knows_of_itself(offline: Any) -> None:
     assert session.branch("nowhere").position is None
     assert [branch.name for branch in session.branches] == ["main"]
     assert repr(session.main) == "Branch('main', position=9)"
+
+
+async def test_what_is_no_name_is_told_by_its_argument(offline: Any) -> None:
+    session, link = offline()
+    wrong: Any = 3
+    for asked in (session.main.fork(wrong), session.fork("a", wrong), session.root(wrong)):
+        with pytest.raises(TypeError, match=r"`names\[[01]\]` is 3, not a str"):
+            await asked
+    assert link.frames == []
+    assert Fork(id=1, as_=[wrong]).as_ == [wrong]  # types are checked when it is sent

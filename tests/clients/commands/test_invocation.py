@@ -43,7 +43,7 @@ def test_on_the_path(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_as_a_module_or_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/x/ramify/clients/cli.py"])
-    assert command("chat").endswith(" -m ramify.clients.cli chat")
+    monkeypatch.setattr(sys, "argv", ["/x/ramify/__main__.py"])
+    assert command("chat").endswith(" -m ramify chat")
     monkeypatch.setattr(sys, "argv", ["/usr/bin/pytest"])
     assert command("chat") == "ramify chat"
