@@ -29,7 +29,7 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (319, 650),
+    "actors": (319, 651),
     "actors/cache": (19, 47),
     "actors/calls": (11, 27),
     "actors/cluster": (15, 33),

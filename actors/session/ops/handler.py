@@ -157,7 +157,7 @@ class AtOnce(NamedTuple, Generic[O_contra]):
 
     `op`: its wire type. `entries`, `size`: see `OpHandler`. `viewers`: who has the view key only may
     send it. `looks_again`: sent again it runs again, so its reply is not kept; and it counts as an op
-    in flight. `cost`: see `Work`.
+    in flight. `last`: it runs after all ops of its frame. `cost`: see `Work`.
     """
 
     op: type[O_contra]
@@ -166,6 +166,7 @@ class AtOnce(NamedTuple, Generic[O_contra]):
     size: Callable[[O_contra], int]
     viewers: bool = False
     looks_again: bool = False
+    last: bool = False
     cost: Callable[[Hands, O_contra], int] = lambda hands, op: OP
 
 

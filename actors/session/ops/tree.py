@@ -1,5 +1,6 @@
 """`tree`: what the session holds, page by page."""
 
+from ramify.actors.kit.turns import OP, Steps
 from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.ops.handler import AtOnce, Hands, one_entry, short
@@ -34,23 +35,22 @@ class Trees:
 
     def go_on(self, subscriber: Subscriber) -> None:
         """Look at the next one, if the socket can take it."""
-        while subscriber.trees and not subscriber.looking:
+        while subscriber.trees and subscriber.looking is None:
             if subscriber.throttled and not self._hurry:
                 return
             op = subscriber.trees.popleft()
             try:
                 chosen = self._chosen(op)
             except RamifyError as error:
-                message = error_message(error, ident=op.id, branch=op.branch)
-                self._publisher.reply(subscriber.client, op.id, message, None, write=subscriber.write)
+                self._refuse(subscriber, op, error)
                 continue
             self._look(subscriber, op, chosen)
 
     def _look(self, subscriber: Subscriber, op: Tree, chosen: list[SessionBranch]) -> None:
-        subscriber.looking = True
+        subscriber.looking = op
 
         def show(resident: list[int], tiers: list[int]) -> None:
-            subscriber.looking = False
+            subscriber.looking = None
             client, write = subscriber.client, subscriber.write
             replies = self._publisher.reply_log(client, write)
             answer = self._view.tree(op, replies, chosen, resident, tiers)
@@ -64,6 +64,19 @@ class Trees:
         reply_log = self._publisher.reply_log(subscriber.client, subscriber.write)
         while subscriber.trees:
             reply_log.drop(subscriber.trees.popleft().id)
+
+    def close(self, error: RamifyError) -> Steps[None]:
+        """The session is over: all that is asked fails with `error`."""
+        for subscriber in list(self._publisher.subscribers.values()):
+            if subscriber.looking is not None:
+                subscriber.trees.appendleft(subscriber.looking)
+            while subscriber.trees:
+                yield OP
+                self._refuse(subscriber, subscriber.trees.popleft(), error)
+
+    def _refuse(self, subscriber: Subscriber, op: Tree, error: RamifyError) -> None:
+        message = error_message(error, ident=op.id, branch=op.branch)
+        self._publisher.reply(subscriber.client, op.id, message, None, write=subscriber.write)
 
     def hurry(self) -> None:
         """The engine is broken: answer everything now, whoever reads."""

@@ -54,7 +54,7 @@ class Subscriber:
         self.out: list[ServerMessage] = []
         self.throttled = False
         self.trees: deque[Tree] = deque()  # those that wait for their answer
-        self.looking = False  # the cache is asked for one
+        self.looking: Tree | None = None  # the cache is asked for this one
         self.next_tick = 0.0  # with `tick_ms`: when the next deltas may go
         self._ticked: float | None = None  # when the last went: all branches of that moment go together
         self.held = 0  # how many replies and events wait for deltas

@@ -492,6 +492,34 @@ def test_closing_ends_the_session_for_all(sim: Callable[..., Any]) -> None:
     assert isinstance(client.replies[1][0], w.Ok)
 
 
+def test_closing_ends_what_has_not_ended_first(sim: Callable[..., Any]) -> None:
+    """Of all clients: what runs, what waits, also behind the close in its frame; then the close."""
+    engine = sim(limits=Limits(running=2), eos_every=0)
+    client, other = engine.session(), second_socket(engine)
+    client.send(
+        w.Fork(id=1, as_=["a", "b"]),
+        w.Append(id=2, branch=["main", "a", "b"], text="hello"),
+        w.Generate(id=3, branch=["main", "a", "b"], max_tokens=500),  # one of them waits for room
+        w.Append(id=4, text="behind"),
+        w.Drop(id=5, branch="a"),
+    )
+    engine.pump(40)
+    core = engine.cores[1]
+    other.send(w.Select(id=1, branch="b", choices=["x", "y"]), w.Tree(id=2))
+    client.send(w.Tree(id=6), w.CloseSession(id=7), w.Append(id=8, text="late"), w.Tree(id=9))
+    engine.pump()
+    assert core.ended == "closed"
+    assert [(each.reason, each.error) for each in client.replies[3]] == [("cancelled", None)] * 3
+    assert any(each.usage.output for each in client.replies[3])
+    for ident in (4, 5, 6, 8, 9):
+        assert [each.code for each in client.replies[ident]] == ["cancelled"], ident
+    for ident in (1, 2):
+        assert [each.code for each in other.replies[ident]] == ["cancelled"], ident
+    assert isinstance(client.replies[7][0], w.Ok)
+    assert next(reversed(client.replies)) == 7
+    assert not core.unfinished
+
+
 def test_cancel_of_a_generation_that_waits_and_of_what_is_behind_it(sim: Callable[..., Any]) -> None:
     """It ends at once, and so what is behind it, which is to be cancelled too, comes first."""
     engine = sim(limits=Limits(running=1), eos_every=0)

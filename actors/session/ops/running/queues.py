@@ -9,14 +9,14 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ramify.actors.kit.turns import OP, Steps
 from ramify.actors.session.branches.branch import SessionBranch
 from ramify.actors.session.branches.state import SessionState
 from ramify.actors.session.branches.tasks import Bill, FrameRun, Task
 from ramify.actors.session.ops import AT_ONCE, HANDLERS, op_bytes, op_entries
-from ramify.actors.session.ops.handler import Faults, Hands
+from ramify.actors.session.ops.handler import AtOnce, Faults, Hands
 from ramify.actors.session.sockets.clients import ReplyLog
 from ramify.actors.session.sockets.publisher import Publisher, error_message, refusals
 from ramify.actors.session.sockets.subscriber import Subscriber
@@ -328,6 +328,7 @@ class FrameRunner:
             self._refuse(subscriber, reply_log, ops, error)
             return
         runner = self._runner
+        last: list[tuple[AtOnce[Any], Op]] = []
         for op, tasks in taken:
             match op:
                 case Credit():
@@ -336,11 +337,9 @@ class FrameRunner:
                 case Op() if (at_once := AT_ONCE.get(type(op))) is not None:
                     yield from runner.steps()
                     if self._admit(subscriber, reply_log, op, 1, again=at_once.looks_again):
-                        yield at_once.cost(self._hands, op)
-                        more = at_once.run(self._hands, subscriber, op)
-                        if more is not None:
-                            yield from more
-                        yield from runner.steps()
+                        last.append((at_once, op))
+                        if not at_once.last:
+                            yield from self._run(*last.pop(), subscriber)
                 case Op():
                     silent = [task.kind.silent for task in tasks]
                     if self._admit(subscriber, reply_log, op, silent.count(False)):
@@ -351,6 +350,15 @@ class FrameRunner:
                 case _:
                     pass
         yield from runner.steps()
+        for each in last:
+            yield from self._run(*each, subscriber)
+
+    def _run(self, at_once: AtOnce[Any], op: Op, subscriber: Subscriber) -> Steps[None]:
+        yield at_once.cost(self._hands, op)
+        more = at_once.run(self._hands, subscriber, op)
+        if more is not None:
+            yield from more
+        yield from self._runner.steps()
 
     def _admit(
         self, subscriber: Subscriber, reply_log: ReplyLog, op: Op, replies: int, *, again: bool = False
