@@ -18,6 +18,7 @@ from torch import Tensor
 from ramify.gpu.attention.page_lists import fill_page_lists
 from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.gpu.attention.triton_paged import TritonPaged
+from ramify.gpu.attention.triton_widened import WIDE_PAGE
 from ramify.gpu.devices import multiprocessors
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.step.buckets import Bucket
@@ -45,7 +46,8 @@ class FlashInferPaged:
     """`pages` int32[rows, columns] is the page table on the device.
 
     `extend`: "fa3" or "fa2". `decode`: "flashinfer", or "triton" for the kernels of `TritonPaged`,
-    which need no plan; then those also serve small steps with extends.
+    which need no plan; then those also serve small steps with extends. Keys in 8-bit floats are widened
+    for it first (`WidenedKeys`); those that are not are Triton's, too.
     """
 
     # Tiles for each multiprocessor from which FA3 is worth its plan, 0.3 to 0.9 ms of the host's time:
@@ -70,12 +72,18 @@ class FlashInferPaged:
             device=pages.device,
         )
         self._views: dict[int, tuple[Tensor, Tensor]] = {}
-        self._extends = _Extends(pages, table.page_size, shape, extend, scratch)
+        self._widened = self._triton.widened
+        if self._widened is None:
+            self._extends = _Extends(pages, table.page_size, shape, extend, scratch)
+        else:
+            every = torch.arange(self._widened.pages, dtype=torch.int32, device=pages.device)
+            self._extends = _Extends(every[None], WIDE_PAGE, shape, extend, scratch)
         self._decodes = None
         if decode == "flashinfer":
             self._decodes = _DecodeWrappers(pages, table.page_size, shape, scratch)
         one = np.ones(1, dtype=np.int64)
-        self._extends.plan(one * (len(pages) - 1), one - 1, one)  # loads the kernels
+        last = one * (len(pages) - 1 if self._widened is None else 0)
+        self._extends.plan(last, one - 1, one)  # loads the kernels
 
     def room(self, bucket: Bucket) -> Plan:
         if bucket.extended and not self.static_extends:
@@ -95,8 +103,14 @@ class FlashInferPaged:
             tiles = int((-(-step.counts[:runs] // _TILE)).sum()) * self._heads
             if captured or tiles < self.fewest_tiles * self._multiprocessors:
                 return self._triton.plan(step, bucket, captured)
-        self._extends.plan(step.rows[:runs], step.starts[:runs], step.counts[:runs])
-        return {}
+        if self._widened is None:
+            self._extends.plan(step.rows[:runs], step.starts[:runs], step.counts[:runs])
+            return {}
+        begins, widened = self._widened.places(step)
+        if not widened:
+            return self._triton.plan(step, bucket, captured)
+        self._extends.plan(begins * 0, step.starts[:runs], step.counts[:runs], begins)
+        return widened
 
     def plan_decodes(self, rows: Array, positions: Array) -> None:
         if self._decodes is not None:
@@ -114,7 +128,10 @@ class FlashInferPaged:
         if not first and self._decodes is not None:
             self._decodes.run(q, self._paged(kv), output, spec.window)
             return merged
-        self._extends.run(q, self._paged(kv), output, spec.window)
+        read = kv
+        if self._widened is not None:
+            read = self._widened.layer(kv, step.plan["widened"])
+        self._extends.run(q, self._paged(read), output, spec.window)
         if first < len(q) and self._decodes is None:
             self._triton.decode(q[first:], kv, step, spec, merged[first:])
         return merged
@@ -185,13 +202,16 @@ class _Extends:
         self._planner = _Planner(pages.device)
         self._tokens = 0
 
-    def plan(self, rows: Ints, starts: Ints, counts: Ints) -> None:
-        """Sequence i runs positions [starts[i], starts[i] + counts[i]) of row rows[i]."""
+    def plan(self, rows: Ints, starts: Ints, counts: Ints, begins: Ints | int = 0) -> None:
+        """Sequence i runs positions [starts[i], starts[i] + counts[i]) of row rows[i].
+
+        `begins`: the column of its first page.
+        """
         self._planner.begin()
         self._tokens = int(counts.sum())
         lengths = starts + counts
         used = -(-lengths // self._page_size)
-        indptr, indices = self._page_lists(rows, used)
+        indptr, indices = self._page_lists(rows, used, begins)
         last = lengths - (used - 1) * self._page_size
         arrays = [_indptr(counts), indptr, last, lengths]
         host = _hosted(np.concatenate(arrays), self._pages.device)
@@ -208,14 +228,14 @@ class _Extends:
         """The planned tokens, the first of q, into the first of `output`: both [T, heads, D]."""
         self._wrappers[window].run(q[: self._tokens], paged, out=output[: self._tokens])
 
-    def _page_lists(self, rows: Ints, used: Ints) -> "tuple[Ints, Tensor]":
+    def _page_lists(self, rows: Ints, used: Ints, begins: Ints | int) -> "tuple[Ints, Tensor]":
         """Where each sequence's list of pages begins, and the tensor that holds the lists.
 
         FA3 is given the lengths apart from the lists, so the lists may stay in the page table. FA2
         takes the beginning of a list for the end of the list before, so they are packed for it.
         """
         if not self._compact:
-            return np.append(rows * self._pages.shape[1], 0), self._pages.view(-1)
+            return np.append(rows * self._pages.shape[1] + begins, 0), self._pages.view(-1)
         indptr = _indptr(used)
         indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=self._pages.device)
         host = _hosted(np.concatenate([indptr, rows]), indices.device)

@@ -25,6 +25,8 @@ from ramify.protocol.errors import ModelError
 _LOG = logging.getLogger("ramify.gpu.attention")
 _MOST_HEADS = 64  # query heads that share a KV head: a tile of the kernels holds all of a token's
 _ADA = (8, 9)
+# Whether keys and values in fp8 are widened for FlashInfer's prompts: not yet measured
+WIDENS_FOR_FA3 = False
 _HOPPER = (9, 0)  # FA3 is written for its matrix instructions and runs nowhere else
 
 
@@ -174,7 +176,7 @@ def choose(
     if asked == "triton":
         return KernelChoice("triton", "triton", "as asked")
     shape = shapes[0]
-    obstacle = _flashinfer_obstacle(shape, device)
+    obstacle = _flashinfer_obstacle(shape, device, _reads_codes(shape, asked))
     if len(shapes) > 1:
         obstacle = "the model's layers have heads of several sizes, which it is not given"
     if any(each.windowed for each in shapes):
@@ -254,7 +256,12 @@ def triton_obstacle(shapes: Sequence[AttentionShape], device: torch.device) -> s
     return None
 
 
-def _flashinfer_obstacle(shape: AttentionShape, device: torch.device) -> str | None:
+def _reads_codes(shape: AttentionShape, asked: str) -> bool:
+    """Whether FlashInfer is given keys in fp8, widened: for prompts alone."""
+    return WIDENS_FOR_FA3 and asked == "auto" and shape.windows == [None]
+
+
+def _flashinfer_obstacle(shape: AttentionShape, device: torch.device, reads_codes: bool) -> str | None:
     """Why FlashInfer cannot serve this model here, compiled or not."""
     if device.type != "cuda":
         return "it runs on CUDA devices only"
@@ -264,7 +271,7 @@ def _flashinfer_obstacle(shape: AttentionShape, device: torch.device) -> str | N
         return "it does not compute in float32: give --dtype bfloat16 or float16"
     if shape.whole:
         return "tokens of a picture see those behind them, which it is not given"
-    if shape.codes:
+    if shape.codes and not reads_codes:
         return "it is not given keys and values in fp8"
     if shape.value_dim is not None:
         return "it is not given layers with latents"

@@ -49,9 +49,9 @@ class TritonPaged:
         self._arrived = pages.new_zeros(len(pages) * (1 + table.max_guessed) * shape.kv_heads)
         self._lines = lines_for(shape, table.max_guessed)
         self._shares = shares_for(pages.device, shape, self._lines)
-        self._widened = None
+        self.widened = None
         if shape.codes and shape.value_dim is None and shape.windows == [None]:
-            self._widened = WidenedKeys(pages, table, shape)
+            self.widened = WidenedKeys(pages, table, shape)
         self._grouper = self._run_grouper = None
         if shares_keys and self._window is None:
             self._grouper = grouper_for(table, shape)
@@ -84,8 +84,8 @@ class TritonPaged:
             items = extend_items(step, self._heads, self._kv_heads, self._window, behind)
             if behind is not None:
                 items[SEEN_BEHIND] = behind
-            if self._widened is not None and not captured:
-                items = self._widened.plan(step, items)
+            if self.widened is not None and not captured:
+                items = self.widened.plan(step, items)
             return items | self._runs(step, bucket)
         if step.lines is not None:
             return self._groups_of_runs(step, bucket, self._runs(step, bucket))
@@ -154,10 +154,10 @@ class TritonPaged:
             self.decode(q[first:], kv, step, spec, output[first:])
         if first:
             items, merges, pages = step.plan["items"], step.plan["merges"], self._pages
-            if self._widened is not None:
-                self._widened.warm(q, kv, spec)
+            if self.widened is not None:
+                self.widened.warm(q, kv, spec)
                 if "widened" in step.plan:
-                    kv = self._widened.layer(kv, step.plan["widened"])
+                    kv = self.widened.layer(kv, step.plan["widened"])
                     pages = step.plan["widened_pages"]
             behind = step.plan[SEEN_BEHIND] if spec.whole else None
             extend_attention(q, output, kv, items, merges, pages, spec, behind)

@@ -1,8 +1,9 @@
 """Keys and values in 8-bit floats, widened once for the many new tokens that read them.
 
-Each program of `triton_extend` would widen all keys of its own few queries. So a layer's keys are
-written into memory of a fixed size first, which all layers share, and read there as they would be
-without codes: in pages of 64 tokens, those of one run side by side. Imported only where Triton is used.
+Each program of `triton_extend` would widen all keys of its own few queries, and FlashInfer reads no
+codes. So a layer's keys are written into memory of a fixed size first, which all layers share, and read
+there as they would be without codes: in pages of 64 tokens, those of one run side by side. Imported only
+where Triton is used.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -18,12 +19,12 @@ from ramify.gpu.attention.triton_extend import ITEM_FIELDS, extend_attention
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.programmatic_launch import overlap_options, wait
 from ramify.gpu.step.inputs import Plan
-from ramify.gpu.step.rows import RowTable
+from ramify.gpu.step.rows import Ints, RowTable
 from ramify.gpu.step.step_rows import StepRows
 from ramify.gpu.triton_fp8 import widened
 
 _WORKSPACE = 256 << 20  # bytes of keys and values
-_PAGE = 64
+WIDE_PAGE = 64
 _COLUMNS = 16  # of the page table, a multiple: so one form of the kernel serves all steps
 _FEWEST = 96  # new tokens of a run, for which writing its keys costs less than it saves
 
@@ -34,37 +35,44 @@ class WidenedKeys:
     def __init__(self, pages: Tensor, table: RowTable, shape: AttentionShape) -> None:
         self._pages, self._page_size = pages, table.page_size
         token = 2 * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
-        longest = -(-table.max_length // _PAGE)
-        self._most = min(_WORKSPACE // token // _PAGE, len(pages) * longest)
-        size = self._most * _PAGE, shape.kv_heads, shape.head_dim
+        longest = -(-table.max_length // WIDE_PAGE)
+        self.pages = min(_WORKSPACE // token // WIDE_PAGE, len(pages) * longest)
+        size = self.pages * WIDE_PAGE, shape.kv_heads, shape.head_dim
         k, v = (pages.new_empty(size, dtype=shape.dtype) for _ in range(2))
-        self._kept = LayerKV(k, v, _PAGE)
+        self._kept = LayerKV(k, v, WIDE_PAGE)
         self._warm = False
 
-    def plan(self, step: StepRows, items: Plan) -> Plan:
-        """Where the runs' keys will be; nothing if they are too many, or the new tokens too few.
-
-        `items` of `extend_items` then name a run instead of its row. widened int32[pages, 3]: row,
-        first position, keys. widened_pages int32[runs, columns].
-        """
+    def places(self, step: StepRows) -> tuple[Ints, Plan]:
+        """The first page of each run's keys, whose others follow; widened int32[pages, 3]: row, first
+        position, keys of each page. Nothing if keys are too many, or the new tokens too few."""
         rows, starts, counts = (part[: step.extends] for part in (step.rows, step.starts, step.counts))
-        used = -(-(starts + counts) // _PAGE)
+        used = -(-(starts + counts) // WIDE_PAGE)
         total = int(used.sum())
-        if total > self._most or int(counts.sum()) < _FEWEST * len(rows):
-            return items
         begins = np.cumsum(used) - used
+        if total > self.pages or int(counts.sum()) < _FEWEST * len(rows):
+            return begins, {}
         run = np.repeat(np.arange(len(rows)), used)
-        position = (np.arange(total) - begins[run]) * _PAGE
-        left = np.minimum((starts + counts)[run] - position, _PAGE)
-        taken = np.stack([rows[run], position, left], axis=1).astype(np.int32)
+        position = (np.arange(total) - begins[run]) * WIDE_PAGE
+        left = np.minimum((starts + counts)[run] - position, WIDE_PAGE)
+        return begins, {"widened": np.stack([rows[run], position, left], axis=1).astype(np.int32)}
+
+    def plan(self, step: StepRows, items: Plan) -> Plan:
+        """`items` of `extend_items`, and where the runs' keys will be, if they are widened.
+
+        Items then name a run instead of its row. widened_pages int32[runs, columns].
+        """
+        begins, widened = self.places(step)
+        if not widened:
+            return items
+        rows, used = step.rows[: step.extends], np.diff(np.append(begins, len(widened["widened"])))
         columns = -(-int(used.max()) // _COLUMNS) * _COLUMNS
-        pages = np.zeros((len(rows), columns), dtype=np.int32)
-        pages[run, position // _PAGE] = np.arange(total)
+        column = np.arange(columns)
+        pages = np.where(column < used[:, None], begins[:, None] + column, 0).astype(np.int32)
         runs = np.zeros(int(rows.max()) + 1, dtype=np.int32)
         runs[rows] = np.arange(len(rows))
         named = items["items"].copy()
         named[:, 0] = runs[named[:, 0].astype(np.int64)]
-        return items | {"items": named, "widened": taken, "widened_pages": pages}
+        return items | widened | {"items": named, "widened_pages": pages}
 
     def warm(self, q: Tensor, kv: LayerKV, spec: AttentionSpec) -> None:
         """Load the kernels, once: the first long prompt is not to wait for them."""
@@ -80,7 +88,7 @@ class WidenedKeys:
         _, heads, dim = kv.k.shape
         _widen[(len(taken), heads)](
             kv.k, kv.v, kv.k_scales, kv.v_scales, taken, self._pages, kept.k, kept.v,
-            self._pages.shape[1], HEADS=heads, DIM=dim, PAGE=self._page_size, KEYS=_PAGE,
+            self._pages.shape[1], HEADS=heads, DIM=dim, PAGE=self._page_size, KEYS=WIDE_PAGE,
             num_warps=4, **overlap_options(kv.k.device),
         )  # fmt: skip
         return kept

@@ -1,14 +1,16 @@
 """Keys and values as 8-bit floats: the kernels give what torch gives of the same codes."""
 
 import json
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExtendRow, pack
+from tests.gpu.attention.test_paged_attention import StandIn
 
 CUDA = torch.cuda.is_available()
 COMMON = {
@@ -114,14 +116,20 @@ def test_codes_are_read_in_pairs_as_float16() -> None:
         assert (got.double() - right).norm() < 2e-3 * right.norm()
 
 
-@pytest.mark.parametrize("page", [1, 4])
-def test_many_new_tokens_read_keys_that_were_widened_once(page: int) -> None:
+@pytest.mark.parametrize(("page", "extend"), [(1, "triton"), (4, "triton"), (4, "fa3")])
+def test_many_new_tokens_read_keys_that_were_widened_once(
+    page: int, extend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two runs behind prefixes of unlike lengths, beside float64; one run of few tokens reads codes."""
     pytest.importorskip("triton", minversion=None if CUDA else "3.7")
+    if CUDA and extend == "fa3":
+        pytest.skip("FlashInfer itself knows no heads this small")
+    monkeypatch.setitem(sys.modules, "flashinfer", cast(Any, StandIn))
     from types import SimpleNamespace
 
     import numpy as np
 
+    from ramify.gpu.attention.flashinfer_paged import FlashInferPaged
     from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
     from ramify.gpu.attention.triton_paged import TritonPaged
     from ramify.gpu.kv.layout import FP8, PairLayout
@@ -135,7 +143,10 @@ def test_many_new_tokens_read_keys_that_were_widened_once(page: int) -> None:
     table: Any = SimpleNamespace(max_guessed=0, max_length=longest, page_size=page)
     layer = PairLayout(((kv_heads, dim),), FP8).allocate(4 * longest // page, page, device).layers[0]
     pages = torch.randperm(4 * longest // page, device=device).int().view(4, -1)
-    back_end, bucket = TritonPaged(pages, table, shape, shares_keys=False), Bucket(256, 2, 0, 0)
+    bucket, back_end = Bucket(256, 2, 0, 0), TritonPaged(pages, table, shape, shares_keys=False)
+    if extend == "fa3":
+        monkeypatch.setattr(FlashInferPaged, "fewest_tiles", 0)
+        back_end = FlashInferPaged(pages, table, shape, "fa3", "triton")
     for starts, counts in (([70, 3], [110, 101]), ([70, 3], [7, 20])):
         step: Any = SimpleNamespace(
             rows=np.array([2, 1]),
@@ -162,6 +173,7 @@ def test_many_new_tokens_read_keys_that_were_widened_once(page: int) -> None:
             for name, array in back_end.plan(step, bucket, captured=False).items()
         }
         assert ("widened" in plan) == (counts[0] > 7)
+        assert ("items" in plan) == (extend == "triton" or counts[0] == 7)
         given: Any = SimpleNamespace(extended=len(q), plan=plan)
         found, right = back_end.attend(q, layer, given, spec).double(), torch.cat(wanted)
         assert (found - right).norm() < 2e-3 * right.norm()
