@@ -14,7 +14,7 @@ from ramify.gpu.models.config import parse_config
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExtendRow, pack
 from tests.amount import stride
-from tests.gpu.models.families.test_families import SMALL, TOWER, prompts, reference, rope
+from tests.gpu.models.families.test_families import SMALL, TOWER, assert_greedy, prompts, rope
 
 SIZES = {
     "num_key_value_heads": 4,
@@ -90,7 +90,6 @@ def test_agrees_with_transformers(case: str, tmp_path: Path, drive: Any) -> None
     """Alone, batched, in chunks, and where another row begins in the middle."""
     model = save(tmp_path, case)
     first, second, third = prompts()
-    wanted = [reference(model, prompt, 24) for prompt in (first, second, third)]
     every = log_probabilities(model, first)
     for page_size in (1, 16):
         d = drive(tmp_path, page_size=page_size)
@@ -102,7 +101,7 @@ def test_agrees_with_transformers(case: str, tmp_path: Path, drive: Any) -> None
             )
             torch.testing.assert_close(ours[0].log_softmax(-1), every[stop - 1], atol=1e-4, rtol=0)
         d.step(closes=[0])
-        assert d.generate(0, first, 24, d.pages(1024, 192)) == wanted[0]
+        assert_greedy(model, first, d.generate(0, first, 24, d.pages(1024, 192)), 24)
         tokens = d.step(
             opens=[d.open(0, d.pages(0, 192)), d.open(1, d.pages(1536, 192))],
             extends=[ExtendRow(0, 0, pack(first), True), ExtendRow(1, 0, pack(second), True)],
@@ -117,7 +116,8 @@ def test_agrees_with_transformers(case: str, tmp_path: Path, drive: Any) -> None
             found.setdefault(row, []).append(token)
         for row, rest in d.decode([2, 0, 1], 23).items():
             found[row] += rest
-        assert [found[row][:24] for row in range(3)] == wanted
+        for row, prompt in enumerate((first, second, third)):
+            assert_greedy(model, prompt, found[row][:24], 24)
 
 
 @pytest.mark.parametrize("expands", [False, True])
@@ -163,13 +163,13 @@ def test_forks_read_one_prefix_and_a_rollback_goes_on(case: str, tmp_path: Path,
     assert d.executor.counters.tokens - before == sum(map(len, tails))
     rest = d.decode([2, 0, 1], 15)
     for row, tail in enumerate(tails):
-        assert [first[row], *rest[row]] == reference(model, prefix + tail, 16)
+        assert_greedy(model, prefix + tail, [first[row], *rest[row]], 16)
     d.step(closes=[1])
     back = d.step(
         opens=[d.open(1, shared + d.pages(256, 96), cached=64)],
         extends=[ExtendRow(1, 64, pack(tails[0]), True)],
     )
-    assert [back[1], *d.decode([1], 15)[1]] == reference(model, prefix + tails[0], 16)
+    assert_greedy(model, prefix + tails[0], [back[1], *d.decode([1], 15)[1]], 16)
 
 
 def test_the_text_of_mistral_small_4_with_its_tower(tmp_path: Path, drive: Any) -> None:
@@ -308,9 +308,8 @@ def test_on_the_kernels(
         decodes=[0],
     )
     rest = d.decode([1, 0], 3)
-    wanted = reference(model, prompt, 5)
-    assert [first, beside[0], *rest[0]] == wanted
-    assert [beside[1], *rest[1]] == wanted[:4]
+    assert_greedy(model, prompt, [first, beside[0], *rest[0]], 5)
+    assert [beside[1], *rest[1]] == [first, beside[0], *rest[0]][:4]
     assert set(begins) == (set() if deterministic else {0, 16, 32})
 
 
