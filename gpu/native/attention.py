@@ -10,7 +10,7 @@ queries of the step, on how its prompt was cut into chunks, or on which pages ho
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ramify.gpu.native.ir import F32, I32, I64, LANES, PTR, Function, IrValue, Module, vector
@@ -40,8 +40,8 @@ class _Tile:
     position: IrValue  # of the first token
     window: IrValue
     offsets: IrValue  # int64[16]: where the keys of this block lie in the pool
-    keys: IrValue  # float32[16][dim]: the keys of this block, if several rows read them
-    values: IrValue  # float32[16][dim]
+    copied: IrValue  # float32[16][dim]: keys, then values of this block, if several rows read them
+    before: IrValue  # float32[MOST_ROWS]: the largest score before this block
     tops: IrValue  # float32[MOST_ROWS]: the largest score so far
     masses: IrValue  # float32[MOST_ROWS][16]: sums of exp(score - top), lane by lane
     mixed: IrValue  # float32[MOST_ROWS][dim]: sums of exp(score - top) * value
@@ -55,8 +55,10 @@ def emit_attention(module: Module, dim: int, kind: Any) -> str:
     args, begin, end = f.args
     kv_heads = f.word(args, KV_HEADS)
     group = f.word(args, HEADS) // kv_heads
-    scratch = [f.scratch(I64, LANES), *(f.scratch(F32, LANES * dim) for _ in range(2))]
-    scratch += [f.scratch(F32, MOST_ROWS * n) for n in (1, LANES, dim, LANES, 1)]
+    scratch = [f.scratch(I64, LANES), f.scratch(F32, LANES * dim)]
+    scratch += [f.scratch(F32, MOST_ROWS * n) for n in (1, 1, LANES, dim, LANES, 1)]
+    for each in scratch[2:4]:  # of rows that the items have none of, too
+        f.store(f.constant(_V, 0.0), each)
     at = f.var(begin)
     with f.repeat() as leave:
         item = at.get()
@@ -76,7 +78,12 @@ def emit_attention(module: Module, dim: int, kind: Any) -> str:
         with f.loop(lowest & -LANES, last, LANES) as base:
             _find_keys(f, tile, f.pointer(words, PAGES), base, lowest, last, kv_heads * dim)
             with f.loop(0, many) as number:
-                _take_block(f, tile, first + number, number * rows, base, dim, kind)
+                _take_block(f, tile, KEYS, first + number, number * rows, base, dim, kind)
+            tops = f.load(tile.tops, _V)
+            f.store(exp(f, f.load(tile.before, _V) - tops), tile.fades)
+            f.store(tops, tile.before)
+            with f.loop(0, many) as number:
+                _take_block(f, tile, VALUES, first + number, number * rows, base, dim, kind)
         with _rows(f, tile, first, many) as row:
             _finish(f, tile, row, dim)
     f.done()
@@ -84,21 +91,25 @@ def emit_attention(module: Module, dim: int, kind: Any) -> str:
 
 
 def _take_block(
-    f: Function, tile: _Tile, kv_head: IrValue, before: IrValue, base: IrValue, dim: int, kind: Any
-) -> None:
-    """16 keys of a KV head, whose rows lie behind `before` others."""
+    f: Function, tile: _Tile, which: int, kv_head: IrValue, before: IrValue, base: IrValue, dim: int,
+    kind: Any,
+) -> None:  # fmt: skip
+    """16 keys, or values, of a KV head, whose rows lie behind `before` others."""
     alone = (tile.count * tile.group).equals(1)
-    keys = _KeyBlock(f, tile, kv_head, dim, kind)
+    lines = _Lines(f, tile, which, kv_head, dim, kind)
     with f.when(alone):
         only = [_QueryRow(before, tile.first, tile.position, kv_head)]
-        _weigh(f, tile, keys, only, base, dim)
-        _mix(f, tile, keys, only, dim)
+        if which == KEYS:
+            _weigh(f, tile, lines, only, base, dim)
+        else:
+            _mix(f, tile, lines, only, dim)
     with f.when(alone.opposite()):
-        block = _copied(f, tile, keys, dim)
+        copied = _copied(f, tile, lines, dim)
         with _pairs(f, tile, kv_head, before, base) as rows:
-            _weigh(f, tile, block, rows, base, dim)
-        with _pairs(f, tile, kv_head, before, base) as rows:  # shares are broadcast from memory
-            _mix(f, tile, block, rows, dim)
+            if which == KEYS:
+                _weigh(f, tile, copied, rows, base, dim)
+            else:
+                _mix(f, tile, copied, rows, dim)
 
 
 @dataclass(slots=True)
@@ -109,7 +120,6 @@ class _QueryRow:
     token: IrValue
     position: IrValue
     head: IrValue
-    done: list[tuple[IrValue, IrValue]] = field(default_factory=list)  # what is to be stored, and where
 
 
 @contextmanager
@@ -147,7 +157,8 @@ def _begin(f: Function, tile: _Tile, row: _QueryRow, dim: int) -> None:
     with f.when(f.word(tile.args, SINKS).differs(0)):
         top.set(f.load(f.at(f.pointer(tile.args, SINKS), row.head, F32), F32))
         mass.set(f.constant(F32, 1.0))
-    f.store(top.get(), f.at(tile.tops, row.index, F32))
+    for tops in (tile.before, tile.tops):
+        f.store(top.get(), f.at(tops, row.index, F32))
     zeros = f.constant(_V, 0.0)
     f.store(zeros, f.at(tile.masses, row.index * LANES, F32))
     f.store(mass.get(), f.at(tile.masses, row.index * LANES, F32))
@@ -172,84 +183,76 @@ def _find_keys(
         f.store(slot * width, f.at(tile.offsets, lane, I64))
 
 
-class _KeyBlock:
-    """16 keys and values of a KV head, read where they lie in the pool."""
+class _Lines:
+    """16 keys or values (`which`) of a KV head, read where they lie in the pool."""
 
-    def __init__(self, f: Function, tile: _Tile, kv_head: IrValue, dim: int, kind: Any) -> None:
+    def __init__(
+        self, f: Function, tile: _Tile, which: int, kv_head: IrValue, dim: int, kind: Any
+    ) -> None:
         self._f, self._offsets, self._kind, self._count = f, tile.offsets, kind, dim // LANES
-        pools = [f.pointer(tile.args, which) for which in (KEYS, VALUES)]
-        self._pools = [f.at(pool, kv_head * dim, kind) for pool in pools]
+        self._pool = f.at(f.pointer(tile.args, which), kv_head * dim, kind)
 
-    def key(self, lane: int) -> list[IrValue]:
-        """One key as vectors of float32."""
-        return self._read(self._pools[0], lane)
-
-    def value(self, lane: int) -> list[IrValue]:
-        return self._read(self._pools[1], lane)
-
-    def _read(self, pool: IrValue, lane: int) -> list[IrValue]:
+    def read(self, lane: int) -> list[IrValue]:
+        """One of them as vectors of float32."""
         f, kind = self._f, self._kind
-        line = f.at(pool, f.word(self._offsets, lane), kind)
+        line = f.at(self._pool, f.word(self._offsets, lane), kind)
         parts = [f.load(f.at(line, n * LANES, kind), vector(kind)) for n in range(self._count)]
         return [f.convert(part, _V) for part in parts]
 
 
-class _CopiedBlock(_KeyBlock):
-    """16 keys and values as float32, for rows that read them one after another."""
+class _CopiedLines(_Lines):
+    """The same as float32, for rows that read them one after another."""
 
     def __init__(self, f: Function, tile: _Tile, dim: int) -> None:
-        self._f, self._count, self._pools = f, dim // LANES, [tile.keys, tile.values]
+        self._f, self._count, self._pool = f, dim // LANES, tile.copied
 
-    def _read(self, pool: IrValue, lane: int) -> list[IrValue]:
-        f, dim = self._f, self._count * LANES
-        return [f.load(f.at(pool, lane * dim + n * LANES, F32), _V) for n in range(self._count)]
+    def read(self, lane: int) -> list[IrValue]:
+        f, first = self._f, lane * self._count
+        return [f.load(f.at(self._pool, (first + n) * LANES, F32), _V) for n in range(self._count)]
 
 
-def _copied(f: Function, tile: _Tile, block: _KeyBlock, dim: int) -> _KeyBlock:
+def _copied(f: Function, tile: _Tile, lines: _Lines, dim: int) -> _Lines:
     for lane in range(LANES):
-        for read, target in ((block.key, tile.keys), (block.value, tile.values)):
-            for n, part in enumerate(read(lane)):
-                f.store(part, f.at(target, lane * dim + n * LANES, F32))
-    return _CopiedBlock(f, tile, dim)
+        for n, part in enumerate(lines.read(lane)):
+            f.store(part, f.at(tile.copied, lane * dim + n * LANES, F32))
+    return _CopiedLines(f, tile, dim)
 
 
 def _weigh(
-    f: Function, tile: _Tile, block: _KeyBlock, rows: list[_QueryRow], base: IrValue, dim: int
+    f: Function, tile: _Tile, keys: _Lines, rows: list[_QueryRow], base: IrValue, dim: int
 ) -> None:
-    """16 keys for some rows: scores and their exponentials."""
-    for row, (scores, seen) in zip(rows, _scores(f, tile, block, rows, base, dim), strict=True):
-        place = f.at(tile.tops, row.index, F32)
-        before = f.load(place, F32)
-        top = f.larger(before, f.reduce(scores, f.larger))
-        faded = exp(f, f.splat(before - top))
+    """16 keys for some rows: scores, the largest one so far, and exponentials."""
+    for row, (scores, seen) in zip(rows, _scores(f, tile, keys, rows, base, dim), strict=True):
+        # of an odd last row, which is there twice, both are the same
+        top = f.larger(f.load(f.at(tile.before, row.index, F32), F32), f.reduce(scores, f.larger))
+        f.store(top, f.at(tile.tops, row.index, F32))
         shares = f.select(seen, exp(f, scores - top), f.constant(_V, 0.0))
-        mass = f.at(tile.masses, row.index * LANES, F32)
-        row.done = [(top, place), (f.fma(f.load(mass, _V), faded, shares), mass),
-                    (shares, f.at(tile.shares, row.index * LANES, F32)),
-                    (faded.lane(0), f.at(tile.fades, row.index, F32))]  # fmt: skip
-    for row in rows:  # behind all that is read: a row may be there twice
-        for value, place in row.done:
-            f.store(value, place)
+        f.store(shares, f.at(tile.shares, row.index * LANES, F32))
 
 
-def _mix(f: Function, tile: _Tile, block: _KeyBlock, rows: list[_QueryRow], dim: int) -> None:
-    """The values weighted with the rows' shares."""
+def _mix(f: Function, tile: _Tile, values: _Lines, rows: list[_QueryRow], dim: int) -> None:
+    """The values weighted with the rows' shares; the sums of shares."""
     lines = [f.at(tile.mixed, row.index * dim, F32) for row in rows]
     faded = [f.splat(f.load(f.at(tile.fades, row.index, F32), F32)) for row in rows]
+    masses = [f.at(tile.masses, row.index * LANES, F32) for row in rows]
+    shares = [f.load(f.at(tile.shares, row.index * LANES, F32), _V) for row in rows]
+    done = [f.fma(f.load(mass, _V), *own) for mass, *own in zip(masses, faded, shares, strict=True)]
     sums = [[f.load(f.at(line, at, F32), _V) * own for at in range(0, dim, LANES)]
             for line, own in zip(lines, faded, strict=True)]  # fmt: skip
     for lane in range(LANES):
-        parts = block.value(lane)
+        parts = values.read(lane)
         for row, own in zip(rows, sums, strict=True):
             share = f.splat(f.load(f.at(tile.shares, row.index * LANES + lane, F32), F32))
             own[:] = [f.fma(share, part, one) for part, one in zip(parts, own, strict=True)]
-    for line, own in zip(lines, sums, strict=True):
-        for index, total in enumerate(own):
-            f.store(total, f.at(line, index * LANES, F32))
+    # behind all that is read: a row may be there twice
+    for line, own, mass, total in zip(lines, sums, masses, done, strict=True):
+        f.store(total, mass)
+        for index, one in enumerate(own):
+            f.store(one, f.at(line, index * LANES, F32))
 
 
 def _scores(
-    f: Function, tile: _Tile, block: _KeyBlock, rows: list[_QueryRow], base: IrValue, dim: int
+    f: Function, tile: _Tile, keys: _Lines, rows: list[_QueryRow], base: IrValue, dim: int
 ) -> list[tuple[IrValue, IrValue]]:
     """q k * scale of 16 keys, and which of them each row may see."""
     args, queries = tile.args, []
@@ -257,27 +260,28 @@ def _scores(
         q = f.at(f.pointer(args, Q), row.token * f.word(args, Q_STRIDE), F32)
         q = f.at(q, row.head * dim, F32)
         queries.append([f.load(f.at(q, at, F32), _V) for at in range(0, dim, LANES)])
-    positions, found = f.numbers(I64, range(LANES)) + base, []
-    for row, products in zip(rows, _products(f, block, queries, 0, LANES), strict=True):
+    lanes, found = f.numbers(I32, range(LANES)), []
+    for row, products in zip(rows, _products(f, keys, queries, 0, LANES), strict=True):
         scores = f.var(products * f.load(f.at(args, SCALE, I64), F32))
         with f.when(f.word(args, SOFTCAP).differs(0)):
             cap = f.load(f.at(args, SOFTCAP, I64), F32)
             scores.set(tanh(f, scores.get() / cap) * cap)
-        behind, ahead = positions <= row.position, positions > row.position - tile.window
-        seen = behind.both(ahead)
+        last = f.smaller(row.position - base, f.i64(LANES))
+        before = f.larger(row.position - tile.window - base, f.i64(-1))
+        seen = (lanes <= f.convert(last, I32)).both(lanes > f.convert(before, I32))
         found.append((f.select(seen, scores.get(), f.constant(_V, _NONE)), seen))
     return found
 
 
 def _products(
-    f: Function, block: _KeyBlock, queries: list[list[IrValue]], first: int, count: int
+    f: Function, keys: _Lines, queries: list[list[IrValue]], first: int, count: int
 ) -> list[IrValue]:
     """For each query: products with the keys from `first` on, whose lanes are summed from 16 / count on.
 
     So lane i of 16 is the sum of the products with key i.
     """
     if count == 1:
-        key, totals = block.key(first), []
+        key, totals = keys.read(first), []
         for query in queries:
             total = f.constant(_V, 0.0)
             for part, own in zip(query, key, strict=True):
@@ -287,7 +291,7 @@ def _products(
     half, width = count // 2, 2 * LANES // count
     low = [start + lane for start in range(0, 2 * LANES, width) for lane in range(width // 2)]
     high = [lane + width // 2 for lane in low]
-    sides = [_products(f, block, queries, start, half) for start in (first, first + half)]
+    sides = [_products(f, keys, queries, start, half) for start in (first, first + half)]
     return [f.shuffle(a, b, low) + f.shuffle(a, b, high) for a, b in zip(*sides, strict=True)]
 
 

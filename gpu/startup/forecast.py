@@ -84,7 +84,7 @@ class Sizes:
         self._plain = dtype.itemsize
         self._types: dict[str, str] = {}
         if path.is_file():
-            tensors = read_gguf(path, texts=False).tensors
+            tensors = read_gguf(path, arrays=False).tensors
             names = ((ours, there) for ours, there in tensor_names(shape).items() if there in tensors)
             self._types = {ours: tensors[there].type.name for ours, there in names}
         model = Decoder(shape, 1, dtype, torch.device("meta"))

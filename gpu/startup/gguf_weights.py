@@ -36,7 +36,7 @@ def load_gguf(
 
     Raises ModelError that names the tensor.
     """
-    file = read_gguf(path, texts=False)
+    file = read_gguf(path, arrays=False)
     dim = definition.attention.head_dim if architecture(file) in INTERLEAVED else None
     wanted: dict[str, list[str]] = {}
     for ours, there in tensor_names(definition).items():

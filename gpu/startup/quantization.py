@@ -138,7 +138,7 @@ def _four_bits(config: ModelConfig, shape: Definition, device: torch.device) -> 
 def block_bits(path: Path) -> int | None:
     """The bits of most numbers in a GGUF file's matrices; None if most are floats."""
     counts: dict[int | None, int] = {}
-    for place in read_gguf(path, texts=False).tensors.values():
+    for place in read_gguf(path, arrays=False).tensors.values():
         if len(place.shape) > 1:
             bits = BITS.get(place.type.name)
             counts[bits] = counts.get(bits, 0) + prod(place.shape)

@@ -6,6 +6,7 @@ not know what metadata and tensors mean. The package `gguf` reads such files too
 """
 
 import mmap
+import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -124,21 +125,35 @@ class GgufFile:
             return list(struct.unpack(f"<{place.shape[0]}f", file.read(place.bytes)))
 
 
-def read_gguf(path: Path, texts: bool = True) -> GgufFile:
+def read_gguf(path: Path, arrays: bool = True) -> GgufFile:
     """Read the header. Raises ModelError that names the field and says what to do.
 
-    `texts` False: arrays of texts, which are most of it, are left out.
+    `arrays` False: those of the metadata, which are most of it, are left out. What is then left of the
+    file that was read last is kept, and told again while the file is as it was.
     """
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Header(path, data, texts).read()
+        with path.open("rb") as file:
+            state = os.fstat(file.fileno())
+            key = path, state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+            known = None if arrays else _kept.get(key)
+            if known is not None:
+                return known
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                found = _Header(path, data, arrays).read()
     except (OSError, ValueError) as error:  # an empty file cannot be mapped
         raise ModelError(f"{path} cannot be read ({error}): give a GGUF file") from None
+    small = {name: value for name, value in found.metadata.items() if not isinstance(value, list)}
+    _kept.clear()
+    _kept[key] = known = GgufFile(path, small, found.tensors)
+    return found if arrays else known
+
+
+_kept: dict[tuple[Path, int, int, int, int], GgufFile] = {}
 
 
 class _Header:
-    def __init__(self, path: Path, data: mmap.mmap, texts: bool) -> None:
-        self._path, self._data, self._size, self._texts = path, data, len(data), texts
+    def __init__(self, path: Path, data: mmap.mmap, arrays: bool) -> None:
+        self._path, self._data, self._size, self._texts = path, data, len(data), arrays
         self._at = 0
         self._entries, self._bytes = _MOST_ENTRIES, _MOST_TEXTS  # that may still come
         self._field = "the header"  # what is being read, for errors

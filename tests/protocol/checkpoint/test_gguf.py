@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
+from ramify.protocol.checkpoint import gguf
 from ramify.protocol.checkpoint.files import json_files
 from ramify.protocol.checkpoint.gguf import read_gguf
 from ramify.protocol.errors import ModelError
@@ -124,6 +125,21 @@ def test_the_base_of_these_tests_is_read(tmp_path: Path) -> None:
     assert found["generation_config.json"] == {"eos_token_id": [3]}
     assert found["tokenizer_config.json"] == {"eos_token": "<s>"}
     assert found["tokenizer.json"]["model"]["merges"] == [["a", "b"]]
+
+
+def test_a_header_without_its_arrays_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(whole())
+    file = read_gguf(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf, "_Header", None)
+        small = read_gguf(path, arrays=False)
+    lists = {name for name, value in file.metadata.items() if isinstance(value, list)}
+    assert (small.tensors, file.metadata.keys() - small.metadata.keys()) == (file.tensors, lists)
+    path.write_bytes(whole(number("new", 1)))
+    assert read_gguf(path, arrays=False).metadata["new"] == 1
 
 
 SPM = field("tokenizer.ggml.model", TEXT, text("llama"))
