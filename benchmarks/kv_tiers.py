@@ -1,7 +1,7 @@
 """What host memory and a disk do for sessions whose KV does not fit: under pressure, and over a restart.
 
 python benchmarks/kv_tiers.py pressure [--hot 50] [--cold 25] [--tokens 2000] [--part 0.1] [--slower 4]
-python benchmarks/kv_tiers.py restart [--sessions 100] [--tokens 1024]
+python benchmarks/kv_tiers.py restart [--sessions 100] [--tokens 1024] [--disk-gbs 1,3.4,10 --slower 1]
 
 pressure   hot sessions take a turn each second, cold ones with twice as many tokens each five,
            in a pool of a part of what they hold. Before and behind that those of the hot
@@ -11,7 +11,8 @@ pressure   hot sessions take a turn each second, cold ones with twice as many to
            slower. A turn forks the session's history, which stays as it is
 restart    sessions of the bundled model on this CPU, in a pool of two prompts, one after the other:
            first tokens where KV is computed, comes from host memory, and, after the server began
-           anew, from a disk and from a folder on a tmpfs (a hot restart)
+           anew, from a disk and from a folder on a tmpfs (a hot restart). `--disk-gbs`: the fake
+           of `pressure`, and disks that read so many GB/s
 """
 
 import argparse
@@ -21,7 +22,8 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,20 @@ from websockets.asyncio.client import ClientConnection, connect
 from ramify.actors.engine import running_engine
 from ramify.actors.executor.spec import FactorySpec
 from ramify.actors.kit.log import configure
+from ramify.actors.tiers.disk_file import DiskFile
+from ramify.actors.tiers.mover import READERS
 from ramify.gpu.executors.fake_model import FakeModel
-from ramify.protocol.config import EngineConfig, LogConfig, ModelConfig, ServerConfig
+from ramify.gpu.kv.host_memory import Bytes
+from ramify.protocol.config import (
+    EngineConfig,
+    LogConfig,
+    ModelConfig,
+    ScheduleConfig,
+    ServerConfig,
+)
 
 STEP_MS, PROMPT_US, BLOCK_MS = 8.0, 24.0, 0.17  # of a decode step, a prompt's token, a block of 8 MiB
+BLOCK_BYTES = 8 << 20
 OUTPUT, NEW = 8, 16  # tokens of an answer, and of what comes before it
 ALONE_S, BEHIND_S, WINDOW_S = 10.0, 20.0, 3.0
 HOT_S, COLD_S = 1.0, 5.0  # the mean of a pause between two turns, times `--slower`
@@ -218,16 +230,26 @@ async def asked(
 ) -> list[list[tuple[float, dict[str, Any]]]]:
     """First tokens and usages of each session, in so many rounds at one server."""
     behind = {} if disk is None else {"kv_disk": disk, "kv_disk_bytes": 4 << 30}
+    spec, slow, schedule = None, options.slower, ScheduleConfig()
+    if options.disk_gbs:
+        schedule = ScheduleConfig(itl_target_ms=schedule.itl_target_ms * slow)
+        settings = {
+            "model": {"eos_every": 0}, "verify": False, "context": 2 * options.tokens,
+            "pages": 2 * options.tokens, "host_blocks": host // BLOCK_BYTES,
+            "step_seconds": STEP_MS * slow / 1e3, "prompt_us": PROMPT_US * slow,
+            "block_seconds": BLOCK_MS * slow / 1e3,
+        }  # fmt: skip
+        spec = FactorySpec("fake_server:bench_executor", settings)
     model = ModelConfig(
-        path=BUNDLED, context=4096, max_rows=4, step_tokens=512, kv_host=host,
+        path=BUNDLED, context=2 * options.tokens + 2048, max_rows=4, step_tokens=512, kv_host=host,
         kv_tokens=2 * options.tokens, **behind,  # type: ignore[arg-type]
     )  # fmt: skip
     dice = random.Random(options.seed)
-    config = EngineConfig(model=model, server=ServerConfig(port=0))
+    config = EngineConfig(model=model, server=ServerConfig(port=0), schedule=schedule)
     result = []
-    async with running_engine(config) as engine:
+    async with running_engine(config, spec=spec) as engine:
         prompts = [
-            [dice.randrange(10, 8000) for _ in range(options.tokens)] for _ in range(options.sessions)
+            [dice.randrange(10, 900) for _ in range(options.tokens)] for _ in range(options.sessions)
         ]
         for _ in range(rounds):
             waits = []
@@ -240,6 +262,22 @@ async def asked(
         if disk is not None:
             await asyncio.sleep(options.settle)  # what is to be written is
     return result
+
+
+@contextmanager
+def slow_disk(gbs: float, slower: float) -> Iterator[None]:
+    """Each block takes as long to be read as one of 8 MiB does, with others beside it."""
+    read, seconds = DiskFile.read, READERS * BLOCK_BYTES / gbs * 1e-9 * slower
+
+    def slowed(self: DiskFile, place: int, key: bytes, block: Bytes) -> int | None:
+        time.sleep(seconds)
+        return read(self, place, key, block)
+
+    DiskFile.read = slowed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DiskFile.read = read  # type: ignore[method-assign]
 
 
 async def restart(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -256,6 +294,17 @@ async def restart(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
         }
         print(name, {key: round(value) for key, value in found[name].items()}, flush=True)
 
+    if options.disk_gbs:
+        host = int(1.2 * options.sessions * options.tokens / 64) * BLOCK_BYTES
+        with tempfile.TemporaryDirectory() as name:
+            computed, loaded = await asked(options, host, Path(name), 2)
+            note("computed", computed)
+            note("host memory", loaded)
+            for gbs in options.disk_gbs:
+                with slow_disk(gbs, options.slower):
+                    (waits,) = await asked(options, host // 4, Path(name), 1)
+                note(f"restart, {gbs} GB/s", waits)
+        return found
     for name, parent in PARENTS.items():
         folder = Path(tempfile.mkdtemp(dir=parent))
         try:
@@ -284,6 +333,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=100)
     parser.add_argument("--host", type=int, default=2 << 30, help="bytes, of restart")
     parser.add_argument("--settle", type=float, default=5.0, help="seconds before a server stops")
+    parser.add_argument("--disk-gbs", type=lambda text: [float(each) for each in text.split(",")])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json")
     options = parser.parse_args()
