@@ -196,4 +196,5 @@ def _copy(view: Tensor, first: int, rows: Tensor, order: Tensor | None) -> None:
     if order is None:
         view[first : first + len(rows)] = rows
     else:
-        view[order[first : first + len(rows)]] = rows.to(view.dtype)
+        own = order[first : first + len(rows)].to(view.device)
+        view[own] = rows.to(view.device, view.dtype)
