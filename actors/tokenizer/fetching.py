@@ -30,7 +30,7 @@ LOOKUPS = 32  # of names at once, those that nobody waits for any more included
 _REDIRECTS = 3
 _MOVED = (301, 302, 303, 307, 308)
 _CHUNK = 1 << 16
-_MOST_WIRE = MOST_BYTES + (1 << 22)  # bytes that come for one op, whatever an answer says of its length
+_MOST_BESIDE = 1 << 19  # bytes that come for one op beside its pictures: heads of answers and of chunks
 _PLAIN = re.compile(r"[!-~]+")  # ASCII without blanks and controls, which parsers leave out
 _UNICAST = ipaddress.ip_network("2000::/3")
 
@@ -49,13 +49,13 @@ def is_public(address: str) -> bool:
 
 class Allowance:
     """What is left for the pictures of one op: `until`, by `time.monotonic`, bytes of theirs, and bytes
-    on the wire.
+    that come beside.
     """
 
     def __init__(self, seconds: float) -> None:
         self.until = time.monotonic() + seconds
         self.bytes = MOST_BYTES
-        self.wire = _MOST_WIRE
+        self.beside = _MOST_BESIDE
 
     @property
     def seconds(self) -> float:
@@ -218,8 +218,8 @@ class _Arriving(io.RawIOBase):
     def readinto(self, buffer: "memoryview[int]") -> int:  # type: ignore[override]
         self._connection.settimeout(self._left.seconds)
         got = self._connection.recv_into(buffer)
-        self._left.wire -= got
-        if self._left.wire < 0:
+        self._left.beside -= got
+        if self._left.beside < 0:
             raise _too_large()
         return got
 
@@ -246,6 +246,7 @@ def _read(connection: socket.socket, left: Allowance) -> bytes | str:
         parts = list[bytes]()
         while chunk := response.read(_CHUNK):
             left.bytes -= len(chunk)
+            left.beside += len(chunk)
             if left.bytes < 0:
                 raise _too_large()
             parts.append(chunk)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
@@ -120,6 +121,7 @@ class PictureDecoder:
         self.settings = settings
         self.fetcher = fetcher
         self._seconds = seconds
+        self._fetched = threading.Lock()  # of those, one at a time: sent ones find a process
         self._idle: SimpleQueue[_Process | None] = SimpleQueue()
         self._started: set[_Process] = set()
         for _ in range(PROCESSES):
@@ -135,7 +137,11 @@ class PictureDecoder:
                     told = "is an address, and this server fetches none (--fetch-images): send its file"
                     raise BadRequest(f"the picture {told} - at `{field}`", details={"path": field})
                 data = self.fetcher.fetch(data, field, left)
-            yield self.decode(data, field)
+                with self._fetched:
+                    shown = self.decode(data, field)
+            else:
+                shown = self.decode(data, field)
+            yield shown
 
     def decode(self, data: bytes, field: str) -> Shown:
         """Blocks; for threads. Raises BadRequest, which names `field`."""

@@ -193,6 +193,9 @@ def test_a_picture_over_redirects_and_the_time_and_bytes_it_may_take() -> None:
         if b"endless" in to["answer"]:
             while True:
                 connection.sendall(bytes(1 << 16))
+        if b"tiny" in to["answer"]:
+            while True:
+                connection.sendall(b"1\r\nx\r\n" * 5000)
 
     ok = b"HTTP/1.1 200 OK\r\n"
     with server(answer) as port:
@@ -212,6 +215,7 @@ def test_a_picture_over_redirects_and_the_time_and_bytes_it_may_take() -> None:
             (ok + b"X: " + b"y" * 70_000, "cannot be fetched"),
             (ok + b"X-Kind: endless\r\n\r\n", f"{MOST_BYTES} bytes in all"),
             (ok + b"Transfer-Encoding: chunked\r\nX: endless\r\n\r\n-1\r\n", "bytes in all"),
+            (ok + b"Transfer-Encoding: chunked\r\nX: tiny\r\n\r\n", "bytes in all"),
             (ok + b"X-Kind: slow\r\n\r\n", "within 0.5 s"),
             (ok + b"slow: ", "within 0.5 s"),
         ):

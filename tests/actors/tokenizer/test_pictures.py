@@ -4,15 +4,18 @@ import io
 import resource
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Semaphore
 
 import numpy as np
 import psutil
 import pytest
 from PIL import Image
 
-from ramify.actors.tokenizer.pictures import PROGRAM, PictureDecoder
+from ramify.actors.tokenizer.fetching import PictureFetcher
+from ramify.actors.tokenizer.pictures import PROGRAM, PictureDecoder, _Process
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.pictures import FIRST, PictureSettings
+from ramify.protocol.pictures import FIRST, PictureDone, PictureJob, PictureRefused, PictureSettings
 
 SETTINGS = PictureSettings(
     patch=4, unit=8, least=64 * 8, most=64 * 64, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
@@ -148,3 +151,30 @@ def test_what_takes_too_long_is_ended() -> None:
             decoder.decode(file("PNG", (2000, 2000)), "images[3]")
     finally:
         decoder.close()
+
+
+def test_fetched_pictures_leave_a_process_to_those_that_are_sent(
+    decoder: PictureDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many are fetched at once: one of them is decoded at a time."""
+    begun, goes_on, work = Semaphore(0), Event(), _Process.work
+
+    def held(self: _Process, job: PictureJob, seconds: float) -> PictureDone | PictureRefused:
+        if job.data == far:
+            begun.release()
+            assert goes_on.wait(30)
+        return work(self, job, seconds)
+
+    far, sent = file("PNG"), file("JPEG")
+    fetcher = PictureFetcher(["a.example"])
+    monkeypatch.setattr(fetcher, "fetch", lambda *_: far)
+    monkeypatch.setattr(decoder, "fetcher", fetcher)
+    monkeypatch.setattr(_Process, "work", held)
+    with ThreadPoolExecutor() as pool:
+        fetched = [pool.submit(list, decoder.each([b"https://a.example/"])) for _ in range(3)]
+        assert begun.acquire(timeout=30)
+        (shown,) = decoder.each([sent])
+        assert not begun.acquire(blocking=False)
+        goes_on.set()
+        assert [each.result(30) for each in fetched] == [fetched[0].result()] * 3
+    assert shown != fetched[0].result()[0]
