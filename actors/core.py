@@ -14,6 +14,7 @@ from anyio.abc import TaskGroup
 
 from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.cache import CacheShares, RadixCache
+from ramify.actors.cache.canaries import Canaries
 from ramify.actors.cache.on_disk import OnDisk
 from ramify.actors.cache.stored_snapshots import snapshot_part
 from ramify.actors.cache.windows import windows_of
@@ -35,6 +36,7 @@ from ramify.actors.kit.metrics import Metrics
 from ramify.actors.kit.report import RankState
 from ramify.actors.layout import ProcessLayout, expects_cuda
 from ramify.actors.scheduler.actor import SchedulerActor
+from ramify.actors.tiers.comparer import BlockComparer, open_comparer
 from ramify.actors.tiers.mover import DiskMover, check_folder, open_disk
 from ramify.actors.watchdog import step_timeout
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
@@ -82,6 +84,7 @@ class CoreActors:
         self._scheduler: SchedulerActor | None = None
         self._keeper: ExecutorKeeper | None = None
         self._disk: DiskMover | None = None  # of KV
+        self._comparer: BlockComparer | None = None
         self._to_scheduler: Mailbox[SchedulerEvent] = Mailbox("scheduler", BIG)
         self._to_cache: Mailbox[CacheMessage] = Mailbox("cache", BIG)
         self._to_grammar: Mailbox[GrammarMessage] = Mailbox("grammar", BIG)
@@ -116,7 +119,9 @@ class CoreActors:
             group.start_soon(self._vocabulary.run)
         log.info("placing the executor", **layout.told("executor"))
         self._executor = await self._start_executor(progress)
-        self._disk = await open_disk(self._config.model, self._executor.info, self._to_cache)
+        model, info = self._config.model, self._executor.info
+        self._disk = await open_disk(model, info, self._to_cache)
+        self._comparer = open_comparer(model, info, self._to_cache)
 
     async def _start_executor(self, progress: Progress) -> ExecutorHandle:
         begun, self._begun = self._begun, None
@@ -147,9 +152,12 @@ class CoreActors:
             host_blocks=info.host_blocks,
             disk=OnDisk(file.places, file.found, file.notes) if file is not None else None,
             part=snapshot_part(info),
+            canaries=Canaries(config.model.kv_canary),
         )
         metrics.kv(info.pages * info.page_size, 0, 0)
         metrics.watch_tiers(partial(self.cache.tiers, info.kv_bytes_per_token))
+        if self._comparer is not None:
+            metrics.canaries = self.cache.canaries.counts
         metrics.watch_ranks(self.ranks)
         cache = CacheActor(
             self._to_cache,
@@ -160,6 +168,7 @@ class CoreActors:
             clock=self._clock,
             check_idle=self._check_idle,
             disk=mover,
+            comparer=self._comparer,
         )
         copier = KvCopier(lambda: self.info, spread, self._to_scheduler, metrics)
         self._scheduler = scheduler = SchedulerActor(
@@ -227,6 +236,7 @@ class CoreActors:
         if self.executor is not None:
             with anyio.CancelScope(shield=True):
                 await self.executor.stop(grace=5.0)
-        if self._disk is not None:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._disk.close)
+        for user in (self._disk, self._comparer):
+            if user is not None:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(user.close)

@@ -114,9 +114,11 @@ class EngineStatus:
 
     def info(self) -> dict[str, Any]:
         """The body of `GET /v1/info`."""
-        more = {} if self.replicas is None else {"replicas": self.replicas()}
+        more: dict[str, Any] = {} if self.replicas is None else {"replicas": self.replicas()}
         if ranks := self.ranks():
             more["ranks"] = [msgspec.structs.asdict(each) for each in ranks]
+        if canaries := self._metrics.canaries:
+            more["kv_canary"] = dict(canaries)
         model = self.executor.told() if self.executor is not None else None
         return more | self._fixed | {"ready": self.ready, "phase": self.phase, "model": model}
 

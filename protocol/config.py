@@ -114,6 +114,15 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
             "most bytes in --kv-disk, of each replica (64G: 64 GiB)", low=1, high=1 << 50, unit="bytes"
         ),
     ] = 16 << 30
+    kv_canary: Annotated[
+        float,
+        Setting(
+            "share of the prompts that would be loaded from --kv-host which are computed, and compared "
+            "with what would have been loaded; 0: none",
+            low=0,
+            high=1,
+        ),
+    ] = 0.0
     state_slots: Annotated[
         int | None,
         Setting(
@@ -236,6 +245,17 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
             )
         if self.kv_disk is not None and not self.kv_host:
             raise ConfigError("--kv-disk lies behind host memory: give --kv-host too (8G, or auto)")
+        if self.kv_canary and not self.kv_host:
+            raise ConfigError("--kv-canary checks KV in host memory: give --kv-host too (8G, or auto)")
+        if self.kv_canary and self.tensor_parallel > 1:
+            raise ConfigError(
+                "--kv-canary compares KV of one process: leave it or --tensor-parallel out"
+            )
+        if self.kv_canary and self.kv_dtype == "fp8":
+            raise ConfigError(
+                "--kv-canary: rounding to 8-bit floats hides what it looks for; leave it or --kv-dtype "
+                "out"
+            )
         if self.expert_parallel and self.tensor_parallel == 1:
             raise ConfigError(
                 "--expert-parallel divides experts among ranks: give --tensor-parallel too"

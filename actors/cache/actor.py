@@ -26,6 +26,7 @@ from ramify.protocol.cluster import BLOCK, KvEvents, ListenKv, SeekBlocks, Unlis
 _AHEAD = 8  # branches of a turn whose blocks are fetched from the disk
 NEWS_S = 0.05  # seconds for which changes are collected before routers are told
 SLOW_S = 600.0  # seconds between two lines that say how slow the disk is
+DIFFERS_S = 60.0  # and between two of a block that differs from what is computed
 
 log = get_log(__name__)
 
@@ -34,6 +35,15 @@ class Disk(Protocol):
     """Moves blocks between host memory and a disk; answers each order with a `DiskResult`."""
 
     def submit(self, orders: Iterable[m.DiskOrder]) -> None: ...
+
+    def renew(self, path: str, slots: int) -> None:
+        """Use another host memory from now on."""
+
+
+class Comparer(Protocol):
+    """Compares blocks in host memory; answers each order with a `CompareResult`."""
+
+    def submit(self, orders: Iterable[m.CompareOrder]) -> None: ...
 
     def renew(self, path: str, slots: int) -> None:
         """Use another host memory from now on."""
@@ -54,6 +64,7 @@ class CacheActor:
         routers: Address[KvEvents] | None = None,
         *,
         disk: Disk | None = None,
+        comparer: Comparer | None = None,
         clock: Clock | None = None,
         check_idle: bool = False,
     ) -> None:
@@ -66,9 +77,11 @@ class CacheActor:
         self._clock: Clock = clock if clock is not None else MonotonicClock()
         self._check_idle = check_idle
         self._disk = disk
+        self._comparer = comparer
         self._extended: OrderedDict[int, None] = OrderedDict()  # or forked: their blocks may be fetched
         self._timer: Timer | None = None  # for who waits for the disk
         self._slow_said = -SLOW_S  # clock seconds at which it was said that the disk is slow
+        self._differs_said = -DIFFERS_S
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until the mailbox is closed and empty. Raises what the cache raises."""
@@ -101,6 +114,8 @@ class CacheActor:
             self._sessions.start()
             if self._disk is not None:
                 self._serve_disk(self._disk)
+            if self._comparer is not None and (compared := self.cache.canaries.take_orders()):
+                self._comparer.submit(compared)
             if not self._changed.is_set() and self.cache.pending_news:
                 self._changed.set()
             if self._check_idle and not self.cache.runs and not len(self.mailbox):
@@ -135,6 +150,19 @@ class CacheActor:
             computed_tokens_s=round(disk.rate),
         )
 
+    def _compared(self, result: m.CompareResult) -> None:
+        """A block was compared with what was computed in its place."""
+        canaries, now = self.cache.canaries, self._clock.now()
+        told = canaries.done(self.cache.residency.stored, result) and result.verdict == "differs"
+        if told and now - self._differs_said >= DIFFERS_S:
+            self._differs_said = now
+            log.error(
+                "a block of KV is not what is computed: it is dropped",
+                difference=round(result.difference, 6),
+                bound=result.bound,
+                so_far=canaries.counts["differs"],
+            )
+
     def _overdue(self) -> None:
         self._timer = None
         self.cache.waits.expire(self._clock.now())
@@ -167,8 +195,9 @@ class CacheActor:
     def _renew(self, message: m.RenewPool) -> None:
         count = message.state_slots or message.window_pages
         self.cache.renew(message.pages, count, message.host_blocks)
-        if self._disk is not None:
-            self._disk.renew(message.host_memory, message.host_blocks)
+        for user in (self._disk, self._comparer):
+            if user is not None:
+                user.renew(message.host_memory, message.host_blocks)
 
     def _handle(self, message: m.CacheMessage) -> None:
         cache = self.cache
@@ -179,6 +208,8 @@ class CacheActor:
                 self._extend(message)
             case m.DiskResult():
                 self._moved(message)
+            case m.CompareResult():
+                self._compared(message)
             case m.OpenBranch():
                 cache.open_branch(message)
             case m.ForkBranch():

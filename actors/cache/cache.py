@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from ramify.actors.cache.allocator import PageAllocator
 from ramify.actors.cache.announcer import Announcer
 from ramify.actors.cache.branches import Branches
+from ramify.actors.cache.canaries import Canaries
 from ramify.actors.cache.leases import Bounds, Leases
 from ramify.actors.cache.node import DEVICE, Node
 from ramify.actors.cache.on_disk import DiskWaits, OnDisk
@@ -58,7 +59,7 @@ class RadixCache:
     `reach`: see `Residency`. `block`: tokens of a block, see `Announcer`; a multiple of the page size.
     `shares`: what may be leased. `state_slots`, `windows`: of a model with fixed states or windows; its
     pages hold one token, so that a snapshot may stand anywhere. `host_blocks`: see `StoredBlocks`;
-    `part`: see `StoredSnapshots`, 0: none is stored.
+    `part`: see `StoredSnapshots`, 0: none is stored. `canaries`: none with fixed states or windows.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class RadixCache:
         host_blocks: int = 0,
         disk: OnDisk | None = None,
         part: int = 0,
+        canaries: Canaries | None = None,
     ) -> None:
         snapshots = state_slots > 0 or windows is not None
         if snapshots and page_size != 1:
@@ -91,9 +93,9 @@ class RadixCache:
         self._shares = shares
         self.leases = Leases(self.tree, self.residency.victims.reconsider, self._bounds())
         self.branches = Branches(self.tree, self.leases)
-        self._requests = requests = RunningRequests(
-            self.tree, self.residency, self.branches, self.leases, self.waits, self._resuming
-        )
+        self.canaries = canaries if canaries is not None else Canaries()
+        parts = self.tree, self.residency, self.branches, self.leases, self.waits, self._resuming
+        self._requests = requests = RunningRequests(*parts, self.canaries)
         self.runs = requests.runs
         self.acquire, self.grow, self.commit = requests.acquire, requests.grow, requests.commit
         self.take_copies = requests.take_copies
@@ -307,6 +309,7 @@ class RadixCache:
         self.residency.renew(PageAllocator(pages))
         self._store(host_blocks, disk)
         self.waits.renew(self.residency.stored)
+        self.canaries.renew()
         if self._resuming is not None:
             self._resuming.renew(count)
         self.leases.bounds = self._bounds()

@@ -231,7 +231,9 @@ def _check_stored(cache: RadixCache, nodes: list[Node]) -> None:
         _require(len(node.keys) <= node.end // size - node.start // size, "{!r}: keys", node)
         known = node.parent is None or node.parent in complete or not node.keys
         _require(known, "{!r}: keys below a node without", node)
-    pins = Counter(key for run in cache.runs.values() for key in run.stored)
+    runs = cache.runs.values()
+    pins = Counter(key for run in runs for key in (*run.stored, *run.compared.values()))
+    pins.update(cache.canaries.held())
     for key, slot, count in (held := list(stored.held())):
         _require(count == pins[key], "slot {}: {} pins, found {}", slot, count, pins[key])
     coming = list(stored.coming.values())

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from ramify.protocol.cluster import BLOCK
-from ramify.protocol.messages import DiskOrder, DiskResult
+from ramify.protocol.messages import ERASE, DiskOrder, DiskResult
 
 MOST_WRITING = 64  # blocks on their way to the disk
 PROBE = 16
@@ -57,6 +57,8 @@ class OnDisk:
         self._place = OrderedDict(found)
         self.writing: dict[bytes, int] = {}  # places by key
         self.reading: dict[bytes, int] = {}
+        self.erasing: dict[bytes, int] = {}
+        self._wrong: set[bytes] = set()  # that are to be erased once they are written
         held = set(self._place.values())
         self.free = [place for place in range(places - 1, -1, -1) if place not in held]
         self._due: OrderedDict[bytes, None] = OrderedDict()  # that are to be written, as host has them
@@ -78,7 +80,8 @@ class OnDisk:
         return dict(self._place)
 
     def has_or_gets(self, key: bytes) -> bool:
-        return self.broken or key in self._place or key in self.writing or key in self._due
+        there = key in self._place or key in self.writing or key in self.erasing
+        return self.broken or there or key in self._due
 
     @property
     def backlog(self) -> int:
@@ -121,6 +124,16 @@ class OnDisk:
         self.notes.pop(key, None)
         self.gone(key)
         return place
+
+    def drop(self, key: bytes) -> None:
+        """Have a block erased, so that no restart finds it."""
+        self._due.pop(key, None)
+        if key in self.writing:
+            self._wrong.add(key)
+        elif key in self._place and key not in self.reading:
+            place = self._lose(key)
+            self.erasing[key] = place
+            self.orders.append(DiskOrder(True, key, ERASE, place))
 
     # --- from the disk ------------------------------------------------------------------------
 
@@ -165,6 +178,10 @@ class OnDisk:
         self.seconds += result.seconds
         self.moved += 1
         self.broken = self.broken or result.broken
+        if order.slot == ERASE:
+            if self.erasing.pop(order.key, None) is not None:
+                self.free.append(order.place)
+            return
         moving = self.writing if order.write else self.reading
         if moving.get(order.key) != order.place:
             return
@@ -180,6 +197,9 @@ class OnDisk:
             if order.note:
                 self.notes[order.key] = order.note
                 self.came(order.key, order.note)
+            if order.key in self._wrong:
+                self._wrong.discard(order.key)
+                self.drop(order.key)
         else:
             self.free.append(order.place)
 

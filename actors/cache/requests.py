@@ -14,6 +14,7 @@ import numpy as np
 
 from ramify.actors.cache.allocator import Pages
 from ramify.actors.cache.branches import Branches
+from ramify.actors.cache.canaries import Canaries
 from ramify.actors.cache.leases import Leases
 from ramify.actors.cache.node import DEVICE, SUSPECT, Node
 from ramify.actors.cache.on_disk import DiskWaits
@@ -54,6 +55,7 @@ class RunningRequests:
         leases: Leases,
         waits: DiskWaits,
         resuming: Resuming | None,
+        canaries: Canaries,
     ) -> None:
         self._tree = tree
         self._residency = residency
@@ -61,6 +63,7 @@ class RunningRequests:
         self._leases = leases
         self._waits = waits
         self._resuming = resuming
+        self._canaries = canaries
         self._page_size = tree.page_size
         self.runs: dict[int, PageLease] = {}
         # Tokens that requests found on the device, in host memory, on the disk, at a peer
@@ -129,7 +132,7 @@ class RunningRequests:
         request, resuming = message.request, self._resuming
         node, found, has_kv, _, _ = place
         stored = self._residency.stored
-        away, begins, keys, loaded = self._stored(message, tip, place)
+        away, begins, keys, loaded, compared = self._stored(message, tip, place)
         reach = has_kv if resuming is None else min(begins.at, has_kv)
         size = self._page_size
         resident, cached = found.end - found.end % size, reach - reach % size
@@ -148,8 +151,8 @@ class RunningRequests:
             return m.Denied(request, "memory", resident=resident, slots=lacking, stored=more)
         tip.refs += 1  # evicting the tail that is run again must not delete it
         self._leases.expire(now)
-        if keys:
-            stored.pin(keys)
+        pinned = [*keys, *compared.values()]
+        stored.pin(pinned)
         short_of_free = message.spare and need > self._residency.free
         pages = None if short_of_free else self._residency.take(need, message.leave)
         if pages is None:
@@ -160,7 +163,7 @@ class RunningRequests:
             tip.refs -= 1
             if resuming is not None:
                 resuming.leave(begins)
-            stored.unpin(keys)
+            stored.unpin(pinned)
             self._residency.unlock(anchor)
             return m.Denied(request, "memory", resident=resident, short=short, stored=more)
         if source is not None:  # it stays as it is until the plan runs, even if it was evicted just now
@@ -172,7 +175,9 @@ class RunningRequests:
         )
         begun = Begun() if resuming is None else resuming.begin(run, begins, end, slots)
         blocks = self._loads(away, keys, cached, first, pages, begun.loaded) if keys else []
-        run.stored, run.loaded = keys, max(0, loaded - cached)
+        run.stored, run.loaded, run.compared = keys, max(0, loaded - cached), compared
+        if pinned:
+            self._canaries.granted(bool(compared))
         host, disk = self._count_hits(cached, run.loaded, keys)
         cached += run.loaded
         _claim(tip, request)
@@ -197,21 +202,24 @@ class RunningRequests:
 
     def _stored(
         self, message: m.Acquire, tip: Node, found: FoundKv
-    ) -> tuple[StoredSnapshot | None, Start, list[bytes], int]:
+    ) -> tuple[StoredSnapshot | None, Start, list[bytes], int, dict[int, bytes]]:
         """What a request is to load: a snapshot to begin with, if any, where it begins, the keys
-        of all, and up to where that reaches; 0: nothing.
+        of all, and up to where that reaches; 0: nothing. Or else blocks to compare: see `Canaries`.
         """
         away, stored = self._residency.stored_snapshots, self._residency.stored
         start = Start(found.start.end, found.start)
         if message.load and self._resuming is None:
             cached = self._tree.whole(found.reach)
             keys = stored.find(tip, cached, found.last)
-            return None, start, keys, stored.end(cached, keys)
+            first = cached // self._tree.block
+            if keys and not message.most and (compared := self._canaries.choose(keys, first)):
+                return None, start, [], 0, compared
+            return None, start, keys, stored.end(cached, keys), {}
         if message.load and away is not None:
             snapshot = away.find(tip, start.at, found.node.end, found.last, message.cost)
             if snapshot is not None:
-                return snapshot, Start(snapshot.at, None), snapshot.keys, snapshot.at
-        return None, start, [], 0
+                return snapshot, Start(snapshot.at, None), snapshot.keys, snapshot.at, {}
+        return None, start, [], 0, {}
 
     def _loads(
         self,
@@ -266,12 +274,19 @@ class RunningRequests:
         if message.tokens:
             end = self._tree.insert(end, np.frombuffer(message.tokens, dtype=np.int32))
         self._publish(run, end, message.computed)
+        self._compare(run)
         if message.finite and not run.mixed:
             self._residency.prove(run.anchor)
         if self._resuming is not None:
             self._resuming.keep(run, end, message)
         if message.final:
             self._finish(run, end)
+
+    def _compare(self, run: PageLease) -> None:
+        """Compare blocks that were computed although they are stored, once all are in the tree."""
+        if run.compared and run.anchor.end // self._tree.block > max(run.compared):
+            self._canaries.compare(self._residency.stored, run.anchor, run.compared)
+            run.compared = {}
 
     def take_copies(self) -> bytes:
         """Copies of pages on which grants since the last call rely: see `StepPlan.copies`.
@@ -353,6 +368,8 @@ class RunningRequests:
             assert node.parent is not None
             node = node.parent
         del self.runs[run.request]
+        if run.compared:
+            self._canaries.give_up(self._residency.stored, run.compared.values())
         if self._residency.stored.disk is not None:
             self._residency.unsaved.append((node, 1 << 62))
         if self._resuming is not None:

@@ -37,6 +37,7 @@ class PageLease:
     ring: Ring | None = None  # of a model with windows
     stored: list[bytes] = field(default_factory=list)  # keys of blocks that it loads, pinned until then
     loaded: int = 0  # tokens in them that are not on the device
+    compared: dict[int, bytes] = field(default_factory=dict)  # pinned blocks by number: see `Canaries`
     mixed: bool = False  # the path to the anchor has pages that another request computed meanwhile
 
     @property

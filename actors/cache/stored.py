@@ -25,6 +25,7 @@ from ramify.actors.cache.node import DEVICE, Node
 from ramify.actors.cache.on_disk import OnDisk
 from ramify.actors.cache.tree import RadixTree
 from ramify.protocol.cluster import KEY, MOST_SOUGHT
+from ramify.protocol.messages import CompareOrder
 from ramify.protocol.plan import MovedBlock
 
 ON_HOST, ON_DISK = 1, 2  # of `Inspected.tiers`
@@ -329,6 +330,20 @@ class StoredBlocks:
         else:
             self.free.append(slot)
             self.gone(key)
+
+    def save_twin(self, node: Node, number: int, key: bytes) -> CompareOrder | None:
+        """Have a pinned block, which has this number on the path to `node`, saved a second time, as it
+        is on the device; None: it is being compared already, or was dropped, or there is no room.
+        """
+        twin = blake2b(key, digest_size=KEY, person=b"twin").digest()
+        slot, other = self.place(key), self.reserve(twin)
+        if slot is None or other is None:
+            if other is not None:
+                self.arrived(twin, whole=False)
+            return None
+        table = self.table(node, number * self._pages)
+        self.saves.append(MovedBlock(other, twin, table[: self._pages].tobytes()))
+        return CompareOrder(key, slot, twin, other)
 
     # --- to and from other replicas -----------------------------------------------------------
 

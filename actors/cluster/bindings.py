@@ -23,6 +23,7 @@ from ramify.protocol.messages import (
     CancelRequest,
     CancelSession,
     ChangeCore,
+    CompareResult,
     Compile,
     DiskResult,
     DropBranches,
@@ -399,7 +400,9 @@ def session_in(message: ForCore) -> int:
             return session_of(next(iter(until)))
         case DropBranches(branches):
             return session_of(branches[0])
-        case DropSessions() | Settle() | RenewPool() | DiskResult() | ListenKv() | UnlistenKv():
+        case DropSessions() | Settle() | RenewPool() | ListenKv() | UnlistenKv():
+            raise ValueError(f"a {type(message).__name__} is of no one session")
+        case DiskResult() | CompareResult():
             raise ValueError(f"a {type(message).__name__} is of no one session")
         case _:
             return session_of(message.branch)

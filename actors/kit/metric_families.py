@@ -1,7 +1,7 @@
-"""Kinds of metrics: histograms, counts of constraints, and labelled counters."""
+"""Kinds of metrics: histograms, counts of constraints, labelled counters, and what KV is where."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import (
@@ -10,6 +10,8 @@ from prometheus_client.core import (
     HistogramMetricFamily,
 )
 from prometheus_client.metrics_core import Metric
+
+from ramify.actors.kit.report import KvTier
 
 # Upper bounds in seconds. Latencies that a user feels; steps of a device; planning on the host.
 LATENCY = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60)
@@ -78,3 +80,43 @@ def counter(name: str, about: str, label: str, values: Mapping[str, float]) -> C
     for key, value in values.items():
         family.add_metric([key], value)
     return family
+
+
+def kv_families(
+    tiers: Iterable[KvTier], host_s: float, peer_s: float, canaries: Mapping[str, int]
+) -> Iterator[Metric]:
+    """What KV is where. `host_s`, `peer_s`: in which blocks were moved to and from host memory, and came
+    from other replicas. `canaries`: blocks that were compared, by result.
+    """
+    blocks = GaugeMetricFamily("ramify_kv_blocks", "Blocks of 64 tokens with KV.", labels=["tier"])
+    held = GaugeMetricFamily("ramify_kv_bytes", "Bytes of KV that is kept.", labels=["tier"])
+    hits = CounterMetricFamily(
+        "ramify_kv_hit_tokens", "Tokens whose KV requests found.", labels=["tier"]
+    )
+    loads = CounterMetricFamily(
+        "ramify_kv_load_seconds", "Time in which KV was moved to and from it.", labels=["tier"]
+    )
+    paces = GaugeMetricFamily(
+        "ramify_kv_block_seconds", "Time that one block takes now.", labels=["tier", "op"]
+    )
+    slow = GaugeMetricFamily(
+        "ramify_kv_slow", "1 while a block takes longer than computing it.", labels=["tier"]
+    )
+    for each in tiers:
+        blocks.add_metric([each.tier], each.blocks)
+        held.add_metric([each.tier], each.bytes)
+        hits.add_metric([each.tier], each.hit_tokens)
+        if each.load_s is not None:
+            loads.add_metric([each.tier], each.load_s)
+            slow.add_metric([each.tier], float(each.slow))
+        for op, seconds in (("read", each.read_s), ("write", each.write_s)):
+            if seconds:
+                paces.add_metric([each.tier, op], seconds)
+    loads.add_metric(["host"], host_s)
+    loads.add_metric(["peer"], peer_s)
+    compared = CounterMetricFamily(
+        "ramify_kv_canary", "Blocks of KV that were compared with computing.", labels=["result"]
+    )
+    for result, count in canaries.items():
+        compared.add_metric([result], count)
+    yield from (blocks, held, hits, loads, paces, slow, compared)

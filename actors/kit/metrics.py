@@ -17,7 +17,15 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
-from ramify.actors.kit.metric_families import LATENCY, PLAN, STEP, ConstraintCounts, Histogram, counter
+from ramify.actors.kit.metric_families import (
+    LATENCY,
+    PLAN,
+    STEP,
+    ConstraintCounts,
+    Histogram,
+    counter,
+    kv_families,
+)
 from ramify.actors.kit.report import CredentialUsage, KvTier, RankState, Report, StoreHealth, joined
 from ramify.protocol.cluster import ReplicaLoad
 from ramify.protocol.messages import Finished
@@ -44,6 +52,7 @@ class Metrics:
         self._histories_here: Callable[[], Mapping[str, int]] = dict
         self._kv = (0, 0, 0)
         self._tiers: Callable[[], Sequence[KvTier]] = tuple
+        self.canaries: Mapping[str, int] = {}  # blocks that were compared, by result
         self._ranks: Callable[[], Sequence[RankState]] = tuple
         self._load_us = 0
         self.copied_s = 0.0  # in which blocks of other replicas were copied
@@ -304,40 +313,11 @@ class Metrics:
         for state, slots in zip(("free", "evictable", "referenced"), self._kv, strict=True):
             kv.add_metric([state], slots)
         yield kv
-        yield from self._kv_tiers()
+        yield from kv_families(self._tiers(), self._load_us * 1e-6, self.copied_s, self.canaries)
         yield from self._of_ranks()
         yield from self._owners()
         if self._gateways:
             yield from self._gateway_gauges()
-
-    def _kv_tiers(self) -> Iterator[Metric]:
-        blocks = GaugeMetricFamily("ramify_kv_blocks", "Blocks of 64 tokens with KV.", labels=["tier"])
-        held = GaugeMetricFamily("ramify_kv_bytes", "Bytes of KV that is kept.", labels=["tier"])
-        hits = CounterMetricFamily(
-            "ramify_kv_hit_tokens", "Tokens whose KV requests found.", labels=["tier"]
-        )
-        loads = CounterMetricFamily(
-            "ramify_kv_load_seconds", "Time in which KV was moved to and from it.", labels=["tier"]
-        )
-        paces = GaugeMetricFamily(
-            "ramify_kv_block_seconds", "Time that one block takes now.", labels=["tier", "op"]
-        )
-        slow = GaugeMetricFamily(
-            "ramify_kv_slow", "1 while a block takes longer than computing it.", labels=["tier"]
-        )
-        for each in self._tiers():
-            blocks.add_metric([each.tier], each.blocks)
-            held.add_metric([each.tier], each.bytes)
-            hits.add_metric([each.tier], each.hit_tokens)
-            if each.load_s is not None:
-                loads.add_metric([each.tier], each.load_s)
-            for op, seconds in (("read", each.read_s), ("write", each.write_s)):
-                if seconds:
-                    paces.add_metric([each.tier, op], seconds)
-                    slow.add_metric([each.tier], float(each.slow))
-        loads.add_metric(["host"], self._load_us * 1e-6)
-        loads.add_metric(["peer"], self.copied_s)
-        yield from (blocks, held, hits, loads, paces, slow)
 
     def _of_ranks(self) -> Iterator[Metric]:
         ranks = self._ranks()

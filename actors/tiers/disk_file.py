@@ -78,6 +78,10 @@ class DiskFile:
         record += zlib.crc32(record).to_bytes(4, "little")
         self.put(self.index, record.ljust(_SIZE, b"\0"), _SIZE * (1 + place))
 
+    def erase(self, place: int) -> None:
+        """Let a place have no block any more. Raises OSError."""
+        self.put(self.index, _EMPTY, _SIZE * (1 + place))
+
     def read(self, place: int, key: bytes, block: Bytes) -> int | None:
         """Read a block into `block`. Its seal; None: it is not there, or not whole. Raises OSError."""
         record = _parsed(os.pread(self.index, _SIZE, _SIZE * (1 + place)))

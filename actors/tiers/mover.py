@@ -24,7 +24,7 @@ from ramify.actors.tiers.disk_file import DiskFile, empty_block
 from ramify.gpu.kv.host_memory import HostMemory, RankMemory, shared_memory, whole_block
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ConfigError
-from ramify.protocol.messages import DiskOrder, DiskResult
+from ramify.protocol.messages import ERASE, DiskOrder, DiskResult
 from ramify.protocol.plan import ExecutorInfo
 
 READERS = 3
@@ -154,6 +154,9 @@ class DiskMover:
                 self._writes.put(None)
                 continue
             begin, order = time.perf_counter(), job.order
+            if order.slot == ERASE:
+                self._erase(order)
+                continue
             seal, there, whole = None, job.memory.told(order.slot), False
             if there != job.tried and not self._fault:
                 seal = job.memory.copy(order.slot, order.key, block)
@@ -169,6 +172,13 @@ class DiskMover:
                     self._failed("written", error)
                     self._fault = str(error)
             self._done(DiskResult(order, whole, time.perf_counter() - begin, bool(self._fault)))
+
+    def _erase(self, order: DiskOrder) -> None:
+        try:
+            self.file.erase(order.place)
+        except OSError as error:
+            self._failed("erased", error)
+        self._done(DiskResult(order, True, 0.0, bool(self._fault)))
 
     def _failed(self, what: str, error: OSError) -> None:
         if not self._fault:

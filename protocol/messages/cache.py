@@ -202,9 +202,35 @@ class RenewPool(Base, frozen=True):
     host_memory: str = ""
 
 
+class CompareOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Compare block `key`, which is in slot `slot` of host memory, with block `twin` in `other`: the
+    same tokens, computed again. They may not be there yet.
+    """
+
+    key: bytes
+    slot: int
+    twin: bytes
+    other: int
+
+
+class CompareResult(Base, frozen=True):
+    """How an order ended: "equal", "differs", or "unknown": nothing could be compared.
+
+    `difference`: the largest relative one. `bound`: above it, blocks differ.
+    """
+
+    order: CompareOrder
+    verdict: str
+    difference: float = 0.0
+    bound: float = 0.0
+
+
+ERASE = -1  # instead of a slot
+
+
 class DiskOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Copy block `key` from a slot of host memory to a place on the disk; not `write`: back. `note`, of
-    at most 20 bytes, is kept with it.
+    at most 20 bytes, is kept with it. From slot `ERASE`: empty the place.
     """
 
     write: bool
@@ -236,6 +262,7 @@ CacheMessage = (
     | Settle
     | RenewPool
     | DiskResult
+    | CompareResult
     | ListenKv
     | UnlistenKv
     | SeekBlocks

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from ramify.gpu.kv.host_memory import HostMemory
+
 FAKE = {"pages": 1024, "host_blocks": 48, "context": 1024}
 TIERS = "device", "disk"
 TEXT = "the quick brown fox jumps over the lazy dog " * 16
@@ -114,3 +116,28 @@ async def test_flipped_bits_on_the_disk_are_computed(serving: Any, tmp_path: Pat
         again = await ask(served, "ann")
         assert (again["cached"], again["prompt"]) == (0, first["prompt"])
         assert (await values(served))['ramify_kv_hit_tokens_total{tier="disk"}'] == 0
+
+
+async def test_a_block_that_was_wrong_when_it_was_saved_is_found_by_computing(
+    serving: Any, tmp_path: Path
+) -> None:
+    """Its seal is right: it was damaged before that. Others are equal to what is computed."""
+    small = FAKE | {"pages": 320}  # one conversation's
+    model = {"kv_host": 1, "kv_disk": tmp_path, "kv_canary": 1.0}
+    count = 'ramify_kv_canary_total{{result="{}"}}'.format
+    async with serving(fake=small, model=model) as served:
+        while (await values(served))[count("equal")] < 4:
+            for name in ("ann", "bob"):
+                assert (await ask(served, name))["cached"] < 64
+        assert (await values(served))[count("differs")] == 0
+        info, stored = served.engine.core.info, served.engine.cache.residency.stored
+        host = HostMemory(info.host_blocks, info.block_bytes, info.host_memory)
+        for key, slot, _ in stored.held():
+            host.blocks[slot, 100] ^= 8
+            host.seals[slot] = host.seal(key, host.blocks[slot])
+        host.close()
+        while (await values(served))[count("differs")] < 2:
+            for name in ("ann", "bob"):
+                await ask(served, name)
+        _, told = await served.request("GET", "/v1/info")
+        assert told["kv_canary"]["differs"] >= 2

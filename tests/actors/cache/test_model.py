@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 
 from ramify.actors.cache import snapshots
 from ramify.actors.cache.cache import CacheShares, RadixCache
+from ramify.actors.cache.canaries import Canaries
 from ramify.actors.cache.integrity import check
 from ramify.actors.cache.node import DEVICE, SUSPECT
 from ramify.actors.cache.on_disk import OnDisk
@@ -83,11 +84,12 @@ class CacheMachine(RuleBasedStateMachine):
             host_blocks=self.host,
             disk=OnDisk(self.disk) if self.disk else None,
             part=2,
+            canaries=Canaries(0.0 if self.slots or self.windows or self.host < 20 else 0.5),
         )
         self.on_disk: dict[int, tuple[bytes, list[Path]]] = {}  # as `host_content`, by place
         # by slot: its key, and prefixes, of a state just that which it stands for
         self.host_content: dict[int, tuple[bytes, list[Path]]] = {}
-        self.loaded = 0  # blocks
+        self.loaded = self.compared = 0  # blocks
         self.resumed = 0  # requests that loaded what they begin from
         self.brought = 0  # tokens from the disk
         self.seen: dict[int, Path] = {}  # by window page: the prefix up to its position
@@ -331,10 +333,11 @@ class CacheMachine(RuleBasedStateMachine):
             elif block.form == WINDOW:
                 prefixes = [self.seen[page] for page, _ in slots]
             else:
-                assert not self.spoiled & set(slots)
+                assert block.key in stored.coming or not self.spoiled & set(slots)
                 prefixes = [self.content[slot] for slot in slots]
             self.host_content[block.slot] = block.key, prefixes
         stored.saves.clear()
+        self.compare()
         slots = {
             (target, slot): (source, slot)
             for target, source in self.copies.items()
@@ -344,6 +347,18 @@ class CacheMachine(RuleBasedStateMachine):
         self.content |= {to: self.content[slot] for to, slot in slots.items()}
         spoiled = {to for to, slot in slots.items() if slot in self.spoiled}
         self.spoiled = (self.spoiled - slots.keys()) | spoiled
+
+    def compare(self) -> None:
+        """A block was computed for the same tokens as its twin; now and then it is said to differ."""
+        canaries, stored = self.cache.canaries, self.cache.residency.stored
+        for order in canaries.take_orders():
+            (key, stored_tokens), (twin, computed) = (
+                self.host_content[slot] for slot in (order.slot, order.other)
+            )
+            assert (key, twin, stored_tokens) == (order.key, order.twin, computed)
+            self.compared += 1
+            verdict = "differs" if self.compared % 4 == 0 else "equal"
+            assert canaries.done(stored, m.CompareResult(order, verdict))
 
     def serve_disk(self, salt: int) -> None:
         """Carry out its orders, now and then not."""
@@ -781,4 +796,5 @@ def test_random_turns_with_snapshots(
     machine.teardown()
     assert machine.hits > 5 or machine.loaded > 5
     assert machine.resumed > 5 or not host
+    assert machine.compared > 3 or host < 20 or slots or windows is not None
     assert machine.brought > 5 or not disk
