@@ -1,4 +1,5 @@
-"""Copies blocks of KV between the host memory of replicas, in a thread and in order.
+"""Copies blocks of KV between the host memory of replicas, in threads: jobs in order, several
+blocks of each at once.
 
 On one machine the target reads the source's memory, and no byte goes over a link. Else the bytes are
 part of the answers. A block is kept only if it is what was sealed under its key (`gpu.kv.host_memory`),
@@ -7,9 +8,11 @@ and comes from the same model, weights and format (its stamp).
 Does not know which tokens a block holds.
 """
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import anyio
 import anyio.to_thread
@@ -24,6 +27,7 @@ from ramify.protocol.cluster import BlocksRead, CopiedIn, CopyIn, CopyOut, SentB
 from ramify.protocol.messages import SchedulerEvent, SessionMessage
 from ramify.protocol.plan import ExecutorInfo
 
+THREADS = max(1, min(4, (os.cpu_count() or 1) // 4))  # numpy copies and sums without Python's lock
 MOST_OPEN = 8  # memories of other replicas
 TRIES, PAUSE_SECONDS = 25, 0.002  # a GPU's copy to the host may end after its step
 
@@ -58,6 +62,10 @@ class KvCopier:
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled, or the scheduler's mailbox is closed."""
         task_status.started()
+        with ThreadPoolExecutor(THREADS, "kv copies") as self._threads:
+            await self._serve()
+
+    async def _serve(self) -> None:
         while True:
             await self._woken.wait()
             self._woken = anyio.Event()
@@ -119,7 +127,8 @@ class KvCopier:
             except OSError as error:  # the source is gone
                 log.warning("blocks cannot be copied", reason=str(error))
             else:
-                kept = [block.key for block, slot in wanted if _write(own, slot, block, source)]
+                done = self._threads.map(lambda each: _write(own, each[1], each[0], source), wanted)
+                kept = [block.key for (block, _), there in zip(wanted, done, strict=True) if there]
         refused = [block.key for block, _ in wanted if block.key not in kept]
         return CopiedIn(put.session, put.branch, b"".join(kept), b"".join(refused))
 

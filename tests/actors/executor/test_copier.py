@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from ramify.actors.executor import copier
 from ramify.actors.executor.copier import KvCopier
 from ramify.actors.kit.metrics import Metrics
 from ramify.gpu.executors.fake import FakeExecutor
@@ -33,6 +34,12 @@ def freed() -> Iterator[None]:
     """Other tests count descriptors."""
     yield
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there are cores."""
+    monkeypatch.setattr(copier, "THREADS", 3)
 
 
 class Side:
