@@ -34,7 +34,8 @@ from ramify.protocol.pictures import (
 )
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-MEMORY = 768 << 20  # bytes beyond what the start took; the largest that is admitted takes 630 MiB
+MEMORY = 768 << 20  # bytes beyond what the start took; the largest that is admitted takes 660 MiB
+_STRIP = 1 << 20  # pixels
 BICUBIC, BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
 
 
@@ -64,11 +65,11 @@ def _bound_seconds(more: int) -> None:
 
 
 def decoded(data: bytes, settings: PictureSettings) -> PictureDone | PictureRefused:
-    """The first frame, upright, in RGB, fitted."""
+    """The first frame, upright, on white, in RGB, fitted."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as source:
             fitted(*source.size, settings)  # before anything is decoded
-            upright = ImageOps.exif_transpose(source).convert("RGB")
+            upright = _on_white(ImageOps.exif_transpose(source))
         width, height = fitted(*upright.size, settings)
         resized = upright.resize((width, height), BILINEAR if settings.fit == "stretch" else BICUBIC)
         picture = Picture(*(kept := resized.crop(box(width, height, settings))).size, kept.tobytes())
@@ -79,6 +80,24 @@ def decoded(data: bytes, settings: PictureSettings) -> PictureDone | PictureRefu
         return PictureRefused(f"{error}"[:200])
     except Exception as error:  # decoders of damaged files raise anything
         return PictureRefused(f"is damaged, or no PNG, JPEG, WebP or GIF ({type(error).__name__})")
+
+
+def _on_white(source: Image.Image) -> Image.Image:
+    """In RGB. What is transparent is seen on white, as processors of `transformers` see it.
+
+    16 bits of grey become the upper 8; Pillow, and so `transformers`, would make white of all over 255.
+    """
+    if source.mode.startswith("I"):
+        return source.point(lambda value: value * (1 / 256)).convert("L").convert("RGB")
+    if "A" not in source.getbands() and source.info.get("transparency") is None:
+        return source.convert("RGB")
+    (width, height), found = source.size, Image.new("RGB", source.size)
+    rows = max(1, _STRIP // width)
+    for top in range(0, height, rows):  # a whole one would take three times its memory
+        strip = source.crop((0, top, width, min(top + rows, height))).convert("RGBA")
+        white = Image.new("RGBA", strip.size, "white")
+        found.paste(Image.alpha_composite(white, strip).convert("RGB"), (0, top))
+    return found
 
 
 if __name__ == "__main__":

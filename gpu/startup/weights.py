@@ -26,6 +26,7 @@ from ramify.protocol.errors import ModelError
 _LOG = logging.getLogger("ramify.gpu.startup")
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_TOWERS = {"vision_tower.", "visual."}  # of which a model that sees has one
 _NAME_MOST = 255  # bytes of a file's name, as file systems have it
 # Of tensors with all experts of a layer, by how their names end: their dimensions
 _DIMENSIONS = {"": 3, "_bias": 2}
@@ -80,7 +81,9 @@ def _read(folder: Path, target: "_Target", progress: Progress, stored: WeightFor
         raise ModelError(f"{folder}: {len(missing)} tensor(s) are in no file: {some}; the checkpoint is "
                          "incomplete or of another architecture than config.json says")  # fmt: skip
     if skipped:
-        _LOG.info("%s: text alone is served; %d tensors of other parts are not read", folder, skipped)
+        alone = _TOWERS.issubset(target.called.skipped)
+        said = "text alone is served; " if alone else ""
+        _LOG.info("%s: %s%d tensors of other parts are not read", folder, said, skipped)
     if target.widened:
         assert stored is not None
         _LOG.info("%s: %d weights in %s are widened to floats", folder, target.widened, stored.name)

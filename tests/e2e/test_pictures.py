@@ -70,7 +70,8 @@ def drawn(width: int, height: int, seed: int, kind: str = "PNG") -> bytes:
 
 
 def seen(settings: Any, data: bytes) -> Picture:
-    source = Image.open(io.BytesIO(data)).convert("RGB")
+    source = Image.open(io.BytesIO(data)).convert("RGBA")
+    source = Image.alpha_composite(Image.new("RGBA", source.size, "white"), source).convert("RGB")
     width, height = fitted(*source.size, settings)
     bilinear = settings.fit == "stretch"
     resized = source.resize((width, height), Image.Resampling[["BICUBIC", "BILINEAR"][bilinear]])

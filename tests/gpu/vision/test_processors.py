@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from ramify.actors.tokenizer.picture_program import decoded
 from ramify.gpu.models.config import read_config
@@ -39,9 +39,7 @@ def saved(
 
 
 def seen(source: Image.Image, settings: PictureSettings) -> PictureDone:
-    out = io.BytesIO()
-    source.save(out, "PNG")
-    done = decoded(out.getvalue(), settings)
+    done = decoded(file(source, "PNG"), settings)
     assert isinstance(done, PictureDone), done
     return done
 
@@ -70,26 +68,54 @@ def test_pixels_are_those_of_transformers_bit_for_bit(case: str, tmp_path: Path)
         assert np.array_equal(patches.cut(picture).numpy(), cut)
 
 
+def file(image: Image.Image, kind: str, **options: Any) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
 def test_pixels_of_gemma4_are_those_of_transformers_bit_for_bit(tmp_path: Path) -> None:
-    """What its tower begins with is in the pixels. Strips, too, and one that is as it shall be."""
+    """What its tower begins with is in the pixels. Strips, too, and one that is as it shall be; files of
+    all kinds: transparent ones on white, turned ones upright, of several the first frame."""
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
     settings = saved(tmp_path, "gemma4", max_soft_tokens=70)
     processor = Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=3, max_soft_tokens=70)
-    patches = Patches(settings, 1)
-    for number, (width, height) in enumerate([*SIZES, (1, 1), (3, 300), (400, 2), (120, 84)]):
-        draw = np.random.default_rng(number)
-        source = Image.fromarray(draw.integers(0, 256, (height, width, 3), dtype=np.uint8))
-        found = processor(source, return_tensors="np")
-        picture = seen(source, settings).picture
-        rows, columns = patches.grid(picture)
+    patches, draw = Patches(settings, 1), np.random.default_rng(1)
+
+    def drawn(width: int, height: int, colours: int = 3) -> Image.Image:
+        return Image.fromarray(draw.integers(0, 256, (height, width, colours), dtype=np.uint8))
+
+    sizes = [*SIZES, (1, 1), (3, 300), (400, 2), (120, 84)]
+    files = [file(drawn(*size), "PNG") for size in sizes]
+    clear, few, several = drawn(90, 50, 4), drawn(90, 50).quantize(32), [drawn(90, 50, 4)] * 2
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    files += [file(clear, "PNG", exif=turned), file(drawn(1500, 800, 4), "PNG")]  # in several strips
+    files += [file(clear, "WEBP", lossless=True, save_all=True, append_images=several)]
+    files += [file(drawn(90, 50, 2), "PNG"), file(few, "PNG", transparency=bytes(range(32)))]
+    files += [file(few, "GIF", transparency=5, save_all=True, append_images=[few.rotate(180)])]
+    files += [file(few.convert("L"), "PNG", transparency=9), file(few.convert("1"), "PNG")]
+    files += [file(clear.convert("CMYK"), "JPEG", exif=turned)]
+    for data in files:
+        source = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+        found, done = processor(source, return_tensors="np"), decoded(data, settings)
+        assert isinstance(done, PictureDone)
+        rows, columns = patches.grid(done.picture)
         at, count = found["image_position_ids"][0], rows * columns
         assert at[count - 1].tolist() == [columns - 1, rows - 1]
         assert at[count:].max(initial=-1) == -1
         values = 2 * (found["pixel_values"][0][:count] - np.float32(0.5))
         order = [each.numpy() for each in places(rows, columns, 3)]
         values = values[order[0] * columns + order[1]].reshape(count, 16, 3).transpose(0, 2, 1)
-        assert np.array_equal(patches.cut(picture).numpy(), values.reshape(count, -1))
+        assert np.array_equal(patches.cut(done.picture).numpy(), values.reshape(count, -1))
+
+
+def test_sixteen_bits_of_grey_become_eight(tmp_path: Path) -> None:
+    """Pillow would make white of all over 255."""
+    settings = saved(tmp_path, "gemma4", max_soft_tokens=70)
+    done = seen(Image.fromarray(np.full((40, 40), 30_000, np.uint16)), settings)
+    assert set(done.picture.pixels) == {30_000 >> 8}
 
 
 def test_rows_end_as_transformers_ends_them(tmp_path: Path) -> None:
