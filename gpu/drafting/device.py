@@ -22,7 +22,6 @@ from ramify.protocol.plan import StepPlan
 
 if TYPE_CHECKING:  # which need Triton
     from ramify.gpu.ops.triton_linear import Products
-    from ramify.gpu.ops.triton_ops import LazyStream
 
 
 class DeviceDrafter(ABC):
@@ -50,8 +49,11 @@ class DeviceDrafter(ABC):
     def join(self, attention: AttentionBackend, products: "Products") -> None:
         """What the model runs on. Called once, behind `serve`."""
 
-    def ran(self, final: "LazyStream", inputs: StepInputs[Tensor]) -> None:
-        """The model ran a step; a CUDA graph may hold this, too. `final`: the model's stream."""
+    def ran(self, hidden: Tensor, inputs: StepInputs[Tensor]) -> None:
+        """The model ran a step; a CUDA graph may hold this, too. Called if it `follows`.
+
+        `hidden`: the model's stream behind its last norm.
+        """
 
     def begin(self, plan: StepPlan, step: StepRows) -> StepRows:
         """`step` is what the table made of the plan. Returns it with the drafts that can be guessed.

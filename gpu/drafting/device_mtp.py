@@ -7,6 +7,9 @@ the token is known, and what comes out is the first guess. Further guesses go on
 streams. So its keys lie in the pages of the tokens that they are of, and nothing is caught up with. At
 the end of a prompt's chunk, and where a fork begins, a key knows another next token, which may make a
 guess worse, and never an output.
+
+Of several ranks each has a part of the layer and runs the same passes, whose number and sizes follow
+from the step. Rows and positions of a pass are rank 0's, which alone knows tokens and streams.
 """
 
 import numpy as np
@@ -15,13 +18,15 @@ from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.drafting.device import DeviceDrafter
-from ramify.gpu.drafting.triton_model import Chain
+from ramify.gpu.drafting.triton_model import Chain, Lines
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.mtp import MtpLayer
 from ramify.gpu.ops.tilings import LayerSizes
 from ramify.gpu.ops.triton_linear import Products
-from ramify.gpu.ops.triton_ops import LazyStream, TritonOps
+from ramify.gpu.ops.triton_ops import TritonOps
+from ramify.gpu.ops.triton_ranked import RankedTritonOps
 from ramify.gpu.progress import Progress
+from ramify.gpu.ranks.group import RankSums
 from ramify.gpu.sampling.triton_sampling import sample_into
 from ramify.gpu.sampling.verifier import Verifier
 from ramify.gpu.step.buckets import Bucket, decode_buckets
@@ -29,22 +34,23 @@ from ramify.gpu.step.graphs import StepGraphs
 from ramify.gpu.step.inputs import StepInputs
 from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.staging import Upload
-from ramify.gpu.step.step_rows import StepRows, Tokens
+from ramify.gpu.step.step_rows import Ints, StepRows, Tokens
 from ramify.protocol.plan import StepPlan
 
 
-class DeviceMtpDrafter(DeviceDrafter):
-    """Guesses with `layer` over `pool`, as many pages as the model's."""
+class FollowingMtp(DeviceDrafter):
+    """Runs the passes of `layer` over `pool`, as many pages as the model's, that rank 0 runs."""
 
     name = "mtp"
-    reads_tokens = True
+    reads_tokens = False
     follows = True
 
-    def __init__(self, layer: MtpLayer, pool: KVPool, sizes: LayerSizes, most: int) -> None:
-        """`sizes`: the layer's; `most`: drafts of a row in a step."""
+    def __init__(
+        self, layer: MtpLayer, pool: KVPool, sizes: LayerSizes, most: int, ranks: RankSums | None
+    ) -> None:
+        """`sizes`: the layer's; `most`: drafts of a row in a step; `ranks`: None, if there is one."""
         self._layer, self._pool, self._sizes, self._most = layer, pool, sizes, most
-        self._opened = list[int]()
-        self._captured = False
+        self._ranks, self._captured = ranks, False
 
     @property
     def bytes_per_token(self) -> int:
@@ -52,12 +58,99 @@ class DeviceMtpDrafter(DeviceDrafter):
         return decoder.config.kv_layout(decoder.dtype).bytes_per_token
 
     def serve(self, table: RowTable, verifier: Verifier) -> None:
+        rows, self._vocabulary = len(table.requests), table.vocab_size
+        self._buckets = [bucket.decodes for bucket in decode_buckets(rows)]
+        self._verifier, self._last = verifier, torch.zeros_like(verifier.last)  # read by nobody
+        self._lines = Lines.of(rows, self._layer.decoder.device)
+        self._graphs = StepGraphs(self._pass, self._pass, self._layer.decoder.device)
+
+    def join(self, attention: AttentionBackend, products: Products) -> None:
+        given = (
+            self._pool, self._verifier.pages, self._last, attention, products, self._sizes,
+            self._layer.decoder.rotaries,
+        )  # fmt: skip
+        if self._ranks is None:
+            self._ops = TritonOps(*given)
+        else:
+            self._ops = RankedTritonOps(self._ranks, self._vocabulary, *given, halved=False)
+
+    # --- the host's part ---
+
+    def propose(
+        self, entry: int, step: StepRows, inputs: StepInputs[Tensor], verifier: Verifier
+    ) -> None:
+        if len(step.rows) > step.extends:
+            self._replay(self._wanted(step)[1])
+
+    def _wanted(self, step: StepRows) -> tuple[Ints, Ints]:
+        """Of each row that decodes, those with most guesses first: its first line, how many it gets."""
+        decodes = step.rows[step.extends :]
+        firsts = np.flatnonzero(np.append(True, decodes[1:] != decodes[:-1]))
+        most = np.bincount(step.left_to_guess()[0] - step.extends, minlength=len(decodes))
+        wanted = np.minimum(np.add.reduceat(most, firsts), self._most)
+        order = np.argsort(-wanted, kind="stable")
+        return firsts[order], wanted[order]
+
+    def _size(self, rows: int) -> int:
+        return next(size for size in self._buckets if size >= rows)
+
+    def _replay(self, wanted: Ints) -> None:
+        longest = int(wanted[0])
+        self._graphs.replay(_first_pass(self._size(len(wanted)), longest > 0))
+        for number in range(1, longest):
+            self._graphs.replay(_later_pass(self._size(int((wanted > number).sum()))))
+
+    # --- the device's part ---
+
+    def ran(self, hidden: Tensor, inputs: StepInputs[Tensor]) -> None:
+        if inputs.bucket.extended or inputs.bucket.drafted:
+            self._layer.forward(inputs, self._ops)
+
+    def _pass(self, bucket: Bucket) -> None:
+        """Run the layer on what lies there."""
+        lines = self._lines
+        self._share(lines)
+        inputs = StepInputs.from_parts(_later_pass(bucket.decodes), lines.named(bucket.decodes))
+        final = self._layer.forward(inputs, self._ops)
+        if bucket.sampling:
+            self._layer.logits(final, self._ops)
+
+    def _share(self, lines: Lines) -> None:
+        """Rows and positions become those of rank 0."""
+        if self._ranks is not None:
+            self._ranks.from_first(lines.places)
+
+    def _passes(self) -> list[Bucket]:
+        sizes = self._buckets
+        return [_first_pass(size, some) for size in sizes for some in (False, True)] + [
+            _later_pass(size) for size in sizes
+        ]
+
+    def warm_sizes(self) -> None:
+        for bucket in self._passes():
+            self._pass(bucket)
+
+    def capture(self, progress: Progress) -> None:
+        if not self._captured:
+            self._graphs.capture(self._passes(), progress)
+            self._captured = True
+
+    def close(self) -> None:
+        self._graphs.close()
+
+
+class DeviceMtpDrafter(FollowingMtp):
+    """Guesses with `layer`, as rank 0 if there are several."""
+
+    reads_tokens = True
+
+    def serve(self, table: RowTable, verifier: Verifier) -> None:
+        super().serve(table, verifier)
+        self._opened = list[int]()
         decoder, rows, vocabulary = self._layer.decoder, len(table.requests), table.vocab_size
         device, self._spare = decoder.device, rows
-        self._buckets = [bucket.decodes for bucket in decode_buckets(rows)]
         self._chain = Chain(rows, rows, self._most, verifier, (vocabulary, vocabulary))
         self._chain.next = self._chain.first  # all passes are alike
-        self._verifier, self._last = verifier, torch.zeros_like(verifier.last)  # read by nobody
         self._held = 1 << self._most.bit_length()  # streams of a row: of its last lines
         shape = (rows + 1) * self._held, decoder.config.hidden_size
         self._streams = torch.zeros(shape, dtype=decoder.dtype, device=device)
@@ -65,14 +158,6 @@ class DeviceMtpDrafter(DeviceDrafter):
         self._hidden = torch.zeros((rows, shape[1]), dtype=decoder.dtype, device=device)
         self._logits = torch.empty((rows, vocabulary), dtype=decoder.dtype, device=device)
         self._uploads, self._opens = Upload(device), Upload(device)
-        self._graphs = StepGraphs(self._pass, self._pass, device)
-
-    def join(self, attention: AttentionBackend, products: Products) -> None:
-        layer = self._layer.decoder
-        self._ops = TritonOps(
-            self._pool, self._verifier.pages, self._last, attention, products, self._sizes,
-            layer.rotaries,
-        )  # fmt: skip
 
     # --- the host's part ---
 
@@ -87,17 +172,12 @@ class DeviceMtpDrafter(DeviceDrafter):
             opened = np.array(self._opened, dtype=np.int64)
             self._known.index_fill_(0, self._opens.send(entry, rows=opened)["rows"], False)
             self._opened.clear()
-        decodes = step.rows[step.extends :]
-        if not len(decodes):
+        if len(step.rows) == step.extends:
             return
-        firsts = np.flatnonzero(np.append(True, decodes[1:] != decodes[:-1]))
-        most = np.bincount(step.left_to_guess()[0] - step.extends, minlength=len(decodes))
-        wanted = np.minimum(np.add.reduceat(most, firsts), self._most)
-        order = np.argsort(-wanted, kind="stable")
-        firsts, wanted = firsts[order], wanted[order]
+        firsts, wanted = self._wanted(step)
         places = np.zeros(len(step.rows), dtype=np.int64)
         places[step.sampling] = np.arange(len(step.sampling))
-        rows = next(size for size in self._buckets if size >= len(firsts))
+        rows = self._size(len(firsts))
         sent: dict[str, Tokens] = {
             name: np.zeros(rows, dtype=np.int32) for name in ("backs", "runs", "most", "samples")
         }
@@ -107,16 +187,12 @@ class DeviceMtpDrafter(DeviceDrafter):
         sent["most"][: len(firsts)] = wanted
         sent["samples"][: len(firsts)] = places[step.extends + firsts]
         self._chain.begin(self._uploads.send(entry, **sent), inputs)
-        longest = int(wanted[0])
-        self._graphs.replay(_first_pass(rows, longest > 0))
-        for number in range(1, longest):
-            going = int((wanted > number).sum())
-            self._graphs.replay(_later_pass(next(size for size in self._buckets if size >= going)))
+        self._replay(wanted)
 
     # --- the device's part ---
 
-    def ran(self, final: LazyStream, inputs: StepInputs[Tensor]) -> None:
-        hidden, rows, held = self._ops.whole(final), inputs.rows.long(), self._held
+    def ran(self, hidden: Tensor, inputs: StepInputs[Tensor]) -> None:
+        rows, held = inputs.rows.long(), self._held
         places = rows * held + inputs.positions.long() % held
         if len(rows) > held:  # of a row's lines the last ones
             behind = rows[held:] == rows[:-held]
@@ -138,6 +214,7 @@ class DeviceMtpDrafter(DeviceDrafter):
             chain.step_back(rows, self._known)
             places = lines.rows[:rows].long() * self._held + lines.positions[:rows].long() % self._held
             torch.index_select(self._streams, 0, places, out=self._hidden[:rows])
+        self._share(lines)
         inputs = StepInputs.from_parts(_later_pass(rows), lines.named(rows))
         final = self._layer.forward(inputs, self._ops, self._hidden[:rows], lines.ids[:rows].long())
         if not bucket.sampling:
@@ -150,29 +227,11 @@ class DeviceMtpDrafter(DeviceDrafter):
         )  # fmt: skip
         chain.advance(rows)
 
-    def _passes(self) -> list[Bucket]:
-        sizes = self._buckets
-        return [_first_pass(size, some) for size in sizes for some in (False, True)] + [
-            _later_pass(size) for size in sizes
-        ]
-
     def warm(self, inputs: StepInputs[Tensor], verifier: Verifier) -> None:
         nothing = np.zeros(self._buckets[0], dtype=np.int32)
         names = ("backs", "runs", "ends", "most", "samples")
         sent = dict.fromkeys(names, nothing) | {"targets": nothing - 1}
         self._chain.begin(self._uploads.send(0, **sent), inputs)
-
-    def warm_sizes(self) -> None:
-        for bucket in self._passes():
-            self._pass(bucket)
-
-    def capture(self, progress: Progress) -> None:
-        if not self._captured:
-            self._graphs.capture(self._passes(), progress)
-            self._captured = True
-
-    def close(self) -> None:
-        self._graphs.close()
 
 
 def _first_pass(rows: int, guesses: bool) -> Bucket:

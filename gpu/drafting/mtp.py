@@ -1,14 +1,17 @@
 """Guesses by the checkpoint's own layer for further tokens (`models.mtp`), on torch.
 
-The layer runs behind every step, for each position whose next token is known: so its keys and values
-lie in the pages of the tokens that they are of, and forks, rollbacks and shared prefixes have them. A
-guess goes on from the last one: the layer's own stream stands in for the model's then. At the seam of a
-fork its keys know another next token or none, which may make a guess worse, and never an output.
+The layer runs at the end of every step, for each position whose next token is known: so its keys and
+values lie in the pages of the tokens that they are of, and forks, rollbacks and shared prefixes have
+them. A guess goes on from the last one: the layer's own stream stands in for the model's then. At the
+seam of a fork its keys know another next token or none, which may make a guess worse, and never an
+output.
+
+With several ranks each has a part of the layer: rank 0 tells the others what runs.
 
 Knows rows and steps, and no weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -16,9 +19,7 @@ from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.drafting.base import Guesses
-from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.mtp import MtpLayer
-from ramify.gpu.ops.base import ResidualStream
 from ramify.gpu.ops.torch_ops import TorchOps, torch_inputs
 from ramify.gpu.step.step_rows import Ints, StepRows, Tokens
 from ramify.protocol.plan import OpenRow
@@ -28,16 +29,16 @@ _Pairs = list[tuple[int, int, Tensor, list[int]]]  # row, first position, stream
 
 
 class MtpDrafter:
-    """Runs `layer` over `pool`; `attention` is its own, and reads the pages of the model's rows."""
+    """Guesses with `passes`. `tell`: is called ahead of each pass with what runs; see `MtpPasses`."""
 
     def __init__(
-        self, layer: MtpLayer, pool: KVPool, attention: AttentionBackend, rows: int, context: int
-    ) -> None:
-        self._layer, self._attention, self._context = layer, attention, context
-        last = torch.zeros(rows, dtype=torch.int64, device=layer.decoder.device)  # never read
-        self._ops = TorchOps(pool, last, attention)
+        self, passes: "MtpPasses", context: int,
+        tell: Callable[[StepRows | None, int], None] = lambda step, lines: None,
+    ) -> None:  # fmt: skip
+        self._passes, self._context, self._tell = passes, context, tell
         self._step: StepRows | None = None
         self._hidden: Tensor = torch.empty(0)  # of the step under way
+        self._left: tuple[Ints, Ints, Tokens] | None = None  # what it sampled
         self._held: dict[int, tuple[int, Tensor]] = {}  # last positions whose next tokens are not known
         self._ready: dict[int, tuple[int, Tensor]] = {}  # where guesses begin, and from what
 
@@ -57,8 +58,8 @@ class MtpDrafter:
                 going.append((at, row, min(count, self._context - begin[0]), *begin))
         depth = 0
         while going := [one for one in going if one[2] > depth]:
-            streams = torch.stack([one[4] for one in going])
-            logits = self._layer.logits(ResidualStream(streams, streams), self._ops)
+            self._tell(None, len(going))
+            logits = self._passes.logits(torch.stack([one[4] for one in going]))
             tokens = logits.argmax(-1).tolist()
             for one, token in zip(going, tokens, strict=True):
                 found[one[0]].append(token)
@@ -85,9 +86,21 @@ class MtpDrafter:
 
     def saw(self, hidden: Tensor) -> None:
         """The model's streams behind its last norm, of all lines of the step."""
-        step, pairs, first = self._step, _Pairs(), 0
-        assert step is not None
         self._hidden = hidden
+
+    def observe(self, rows: Ints, counts: Ints, tokens: Tokens) -> None:
+        self._left = rows, counts, tokens
+
+    def end(self) -> None:
+        """The step is over: run the layer on it."""
+        self._run_prompts()
+        if self._left is not None:
+            self._run_samples(*self._left)
+            self._left = None
+
+    def _run_prompts(self) -> None:
+        step, pairs, first, hidden = self._step, _Pairs(), 0, self._hidden
+        assert step is not None
         for i in range(step.extends):
             row, start, count = int(step.rows[i]), int(step.starts[i]), int(step.counts[i])
             tokens = step.tokens[first : first + count].tolist()
@@ -102,7 +115,7 @@ class MtpDrafter:
             first += count
         self._run(pairs)
 
-    def observe(self, rows: Ints, counts: Ints, tokens: Tokens) -> None:
+    def _run_samples(self, rows: Ints, counts: Ints, tokens: Tokens) -> None:
         step, pairs = self._step, _Pairs()
         assert step is not None
         decodes = step.rows[step.extends :]
@@ -137,7 +150,38 @@ class MtpDrafter:
         )
         tokens = np.concatenate([np.array(p[3], dtype=np.int32) for p in pairs])
         step = StepRows(rows, starts, counts, len(pairs), tokens, _NONE, _NONE)
+        self._tell(step, 0)
+        return self._passes.run(step, torch.cat([p[2] for p in pairs]))
+
+
+class MtpPasses:
+    """Runs `layer` over the pool of `ops`; `attention` is its own, and reads the pages of the model's
+    rows. Of several ranks each makes the same calls.
+    """
+
+    def __init__(self, layer: MtpLayer, ops: TorchOps, attention: AttentionBackend) -> None:
+        self._layer, self._ops, self._attention = layer, ops, attention
+
+    def run(self, step: StepRows, hidden: Tensor | None) -> Tensor:
+        """The layer's streams at the positions of `step`, whose tokens are those behind them.
+
+        `hidden` [T, hidden]: see `MtpLayer.forward`.
+        """
         device = self._layer.decoder.device
         inputs = torch_inputs(step, self._attention, device)
-        hidden, behind = torch.cat([p[2] for p in pairs]), torch.from_numpy(tokens).long().to(device)
+        behind = torch.from_numpy(step.tokens).long().to(device)
         return self._layer.forward(inputs, self._ops, hidden, behind).normed
+
+    def logits(self, streams: Tensor) -> Tensor:
+        """[S, vocabulary] of `streams` [S, hidden], which are rank 0's."""
+        stream = self._ops.stream(streams, None)
+        return self._layer.logits(stream, self._ops)
+
+    def follow(self, step: StepRows | None, lines: int) -> None:
+        """Take part in what rank 0 runs: `run`, or `logits` of so many lines."""
+        decoder = self._layer.decoder
+        if step is None:
+            shape = lines, decoder.config.hidden_size
+            self.logits(torch.empty(shape, dtype=decoder.dtype, device=decoder.device))
+        else:
+            self.run(step, None)

@@ -22,15 +22,17 @@ _BLOCK = 128
 
 @dataclass(slots=True)
 class Lines:
-    """What a pass reads: int32, a line each."""
+    """What a pass reads: int32, a line each. `places`: rows and positions, one behind the other."""
 
     ids: Tensor
     rows: Tensor
     positions: Tensor
+    places: Tensor
 
     @classmethod
     def of(cls, count: int, device: torch.device) -> "Lines":
-        return cls(*(torch.zeros(count, dtype=torch.int32, device=device) for _ in range(3)))
+        ids, rows, positions = lines = torch.zeros((3, count), dtype=torch.int32, device=device)
+        return cls(ids, rows, positions, lines[1:])
 
     def named(self, count: int) -> dict[str, Tensor]:
         """The first `count` of them, as `StepInputs` names them."""

@@ -561,8 +561,8 @@ class CudaExecutor:
         self._verifier.remember(inputs)
         layers = self._unlike_layers if abridged else None
         final = self._model.forward(inputs, self._ops, layers, shown=shown)
-        if self.drafts.drafter is not None:
-            self.drafts.drafter.ran(final, inputs)
+        if self.drafts.drafter is not None and self.drafts.drafter.follows:
+            self.drafts.drafter.ran(self._ops.whole(final), inputs)
         return final
 
     def _logits_of(self, final: LazyStream, lines: Tensor | None, count: int) -> Tensor:

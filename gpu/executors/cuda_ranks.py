@@ -1,9 +1,9 @@
 """The CUDA executor as one of several ranks: rank 0 tells what it launches, the others launch the same.
 
-Rank 0 alone guesses and compares. How many drafts count is known on its device first, where two steps
-are in flight. So it gives positions of a step that follows drafts to the others' devices, and behind
-drafts of a model with fixed states which lines were kept. Each rank keeps its own part of a block of KV
-in its host memory.
+Rank 0 alone guesses and compares; only where the checkpoint's own layer guesses, each has a part of it.
+How many drafts count is known on its device first, where two steps are in flight. So it gives positions
+of a step that follows drafts to the others' devices, and behind drafts of a model with fixed states
+which lines were kept. Each rank keeps its own part of a block of KV in its host memory.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def cuda_executor(
     if ranks is None:
         return CudaExecutor(model, pool, RowTable(info), info, attention, drafter, pictures=pictures)
     if ranks.rank:
-        return CudaFollower(ranks, model, pool, MirroredRows(info), info, attention)
+        return CudaFollower(ranks, model, pool, MirroredRows(info), info, attention, drafter)
     return CudaLeader(ranks, model, pool, RowTable(info), info, attention, drafter)
 
 
@@ -93,10 +93,11 @@ class CudaFollower(CudaExecutor, Follower):
 
     def __init__(
         self, ranks: Ranks, model: Decoder, pool: KVPool, table: MirroredRows, info: ExecutorInfo,
-        attention: KernelChoice,
+        attention: KernelChoice, drafter: DeviceDrafter | None,
     ) -> None:  # fmt: skip
+        """`drafter`: takes part in what rank 0's runs."""
         alone = msgspec.structs.replace(info, constrains=False)
-        super().__init__(model, pool, table, alone, attention, make_ops=ranked(ranks, info))
+        super().__init__(model, pool, table, alone, attention, drafter, make_ops=ranked(ranks, info))
         if self._blocks is not None:
             self.info = self._blocks.host.described(alone, whole=False)
         self._mirror = table
@@ -141,6 +142,8 @@ class CudaFollower(CudaExecutor, Follower):
             lost_slots(self._ranks, loaded()[0], told.loads)
 
     def _guess(self, entry: int, inputs: StepInputs[Tensor], step: StepRows, late: bool) -> None:
+        if self.drafts.drafter is not None:
+            self.drafts.drafter.propose(entry, step, inputs, self._verifier)
         if self._late:
             self._ranks.from_first(inputs.positions)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
+from ramify.gpu.drafting.mtp import MtpPasses
 from ramify.gpu.executors.base import Counters, Follower
 from ramify.gpu.kv.blocks import HostBlocks
 from ramify.gpu.kv.layout import KVPool
@@ -44,17 +45,31 @@ def _names(of: type[StepRows] | type[Scored]) -> list[tuple["np.dtype[Any]", lis
 _NAMES = {kind: _names(kind) for kind in (StepRows, Scored)}
 
 
-class ToldStep(msgspec.Struct, array_like=True, frozen=True):
+_Pages = list[tuple[int, int, bytes, bytes]]  # what page tables got: row, first column, pages, windows
+
+
+class ToldPass(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """Of the checkpoint's own layer, which guesses: it runs `extends` rows of `step`, or, without these,
+    so many `lines` are given to the head.
+    """
+
+    step: _Arrays | None
+    extends: int
+    lines: int
+    pages: _Pages
+
+
+class ToldStep(msgspec.Struct, array_like=True, frozen=True, tag=0):
     """What runs. `copies`: pages, and where they are copied to.
 
-    `pages`: what page tables got: row, first column, pages, window pages. `states`: slots that are
-    copied ahead of it, what the step before left. `late`: positions are right on rank 0's device alone.
+    `states`: slots that are copied ahead of it, what the step before left. `late`: positions are right
+    on rank 0's device alone.
     """
 
     step: _Arrays
     extends: int
     scored: _Arrays | None
-    pages: list[tuple[int, int, bytes, bytes]]
+    pages: _Pages
     copies: list[bytes]
     saves: list[MovedBlock]
     loads: list[MovedBlock]
@@ -66,15 +81,11 @@ class ToldStep(msgspec.Struct, array_like=True, frozen=True):
         cls, plan: StepPlan, step: StepRows, table: RowTable, states: list[Tensor], late: bool = False
     ) -> "ToldStep":
         """`table`: as the plan left it."""
-        windows = table.windows if table.window_pages else table.pages[:, :0]
         return cls(
             _packed(step),
             step.extends,
             None if step.scored is None else _packed(step.scored),
-            [
-                (row, first, table.pages[row, first:last].tobytes(), windows[row, first:last].tobytes())
-                for row, first, last in table.updates
-            ],
+            _pages(table),
             [] if table.copies is None else [pages.tobytes() for pages in table.copies],
             plan.saves,
             plan.loads,
@@ -85,6 +96,14 @@ class ToldStep(msgspec.Struct, array_like=True, frozen=True):
     def rows(self) -> StepRows:
         scored = None if self.scored is None else Scored(**_unpacked(Scored, self.scored))
         return StepRows(extends=self.extends, scored=scored, **_unpacked(StepRows, self.step))
+
+
+def _pages(table: RowTable) -> _Pages:
+    windows = table.windows if table.window_pages else table.pages[:, :0]
+    return [
+        (row, first, table.pages[row, first:last].tobytes(), windows[row, first:last].tobytes())
+        for row, first, last in table.updates
+    ]
 
 
 def _packed(of: StepRows | Scored) -> _Arrays:
@@ -118,7 +137,7 @@ class RankTold:
     """Rank 0's part of it."""
 
     def __init__(self, ranks: Ranks, table: RowTable) -> None:
-        self._ranks, self._table = ranks, table
+        self.ranks, self._table = ranks, table
         self._encoder = msgspec.msgpack.Encoder()
         self.states: list[Tensor] = []  # slots that the step under way copies, and where to
 
@@ -126,14 +145,20 @@ class RankTold:
         """Before rank 0 runs it."""
         told = ToldStep.of(plan, step, self._table, self.states, late)
         self.states = []
-        self._ranks.ring.put(self._encoder.encode(told))
+        self.ranks.ring.put(self._encoder.encode(told))
+
+    def tell_pass(self, step: StepRows | None, lines: int) -> None:
+        """See `ToldPass`. Before rank 0 runs it."""
+        packed, extends = (None, 0) if step is None else (_packed(step), step.extends)
+        told = ToldPass(packed, extends, lines, _pages(self._table))
+        self.ranks.ring.put(self._encoder.encode(told))
 
     def lost(self, found: list[int], asked: list[MovedBlock]) -> list[int]:
         """Slots of blocks that some rank could not load; `found`: by this one."""
-        return lost_slots(self._ranks, found, asked)
+        return lost_slots(self.ranks, found, asked)
 
     def close(self) -> None:
-        self._ranks.close()
+        self.ranks.close()
 
 
 def lost_slots(ranks: Ranks, found: list[int], asked: list[MovedBlock]) -> list[int]:
@@ -146,10 +171,10 @@ def lost_slots(ranks: Ranks, found: list[int], asked: list[MovedBlock]) -> list[
 class MirroredRows(RowTable):
     """Rank 0's page tables."""
 
-    def put(self, told: ToldStep) -> None:
+    def put(self, told: ToldStep | ToldPass) -> None:
         """Take over what is told of them, `updates` and `copies` too."""
         self.updates, self.copies = [], None
-        if told.copies:
+        if isinstance(told, ToldStep) and told.copies:
             sources, targets = (np.frombuffer(pages, dtype=np.int64) for pages in told.copies)
             self.copies = sources, targets
         for row, first, pages, windows in told.pages:
@@ -175,8 +200,9 @@ class TorchFollower(Follower):
         table: MirroredRows,
         info: ExecutorInfo,
         ranks: Ranks,
+        passes: MtpPasses | None = None,
     ) -> None:
-        """`table` is the one that `attention` reads page tables from."""
+        """`table` is the one that `attention` reads page tables from. `passes`: rank 0 guesses so."""
         self.info, self.counters = info, Counters()
         self._model, self._pool, self._ranks = model, pool, ranks
         self._table, self._attention = table, attention
@@ -186,7 +212,8 @@ class TorchFollower(Follower):
         if self._blocks is not None:
             self.info = self._blocks.host.described(info, whole=False)
         self._spare = info.state_slots + 1
-        self._decoder = msgspec.msgpack.Decoder(ToldStep)
+        self._decoder = msgspec.msgpack.Decoder(ToldStep | ToldPass)
+        self._passes = passes
 
     def follow(self, idle: Callable[[], None]) -> None:
         """Until rank 0 ends. `idle` is called once a second while there is nothing to do."""
@@ -200,9 +227,18 @@ class TorchFollower(Follower):
         """Again: no change."""
         self._ranks.close()
 
-    def _run(self, told: ToldStep) -> None:
+    def _run(self, told: ToldStep | ToldPass) -> None:
         device = self._model.device
         self._table.put(told)
+        if isinstance(told, ToldPass):
+            assert self._passes is not None
+            step = (
+                None
+                if told.step is None
+                else StepRows(extends=told.extends, **_unpacked(StepRows, told.step))
+            )
+            self._passes.follow(step, told.lines)
+            return
         if told.states and self._pool.states is not None:
             slots = (np.frombuffer(packed, dtype=np.int64) for packed in told.states)
             self._pool.states.copy(*(torch.tensor(each, device=device) for each in slots))

@@ -88,6 +88,7 @@ class HostExecutor(ABC, Generic[Output]):
         accepted, tokens, logprobs, forced = self._sampled(step, output)
         self._keep_states(step, accepted)
         scores = b"" if step.scored is None else self._score(step.scored, output)
+        self._end()
         result = StepResult(
             step=plan.step,
             tokens=tokens.astype(np.int32).tobytes(),
@@ -112,7 +113,9 @@ class HostExecutor(ABC, Generic[Output]):
         """
         step = self._begin(plan)
         output = self._compute(step)
-        return step, self._logits(step, output) if len(step.sampling) else None
+        logits = self._logits(step, output) if len(step.sampling) else None
+        self._end()
+        return step, logits
 
     def close(self) -> None:
         """Release what the executor holds. Again: no change. Nothing else may be called afterwards."""
@@ -158,6 +161,10 @@ class HostExecutor(ABC, Generic[Output]):
     @abstractmethod
     def _set_last(self, rows: Ints, tokens: Ints) -> None:
         """What `rows` [R] run next: `tokens` [R]."""
+
+    def _end(self) -> None:
+        """What is left to do when all of a step is computed."""
+        return
 
     def _busy_us(self) -> int:
         """See `StepResult`; of the step under way."""

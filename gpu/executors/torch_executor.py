@@ -23,7 +23,6 @@ from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.base import Ops, ResidualStream
 from ramify.gpu.ops.ranked_ops import RankedTorchOps
 from ramify.gpu.ops.torch_ops import TorchOps, torch_inputs
-from ramify.gpu.ranks.group import Ranks
 from ramify.gpu.step.rows import Ints, RowTable, StepRows
 from ramify.gpu.vision.pictures import Pictures
 from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan
@@ -48,13 +47,11 @@ class TorchExecutor(HostExecutor[_Output]):
         make_ops: MakeOps = TorchOps,
         drafter: Drafter | None = None,
         pictures: Pictures | None = None,
-        ranks: Ranks | None = None,
+        others: RankTold | None = None,
     ) -> None:
-        """`ranks`: this is rank 0 of those that run the model."""
-        others = None
-        if ranks is not None:
-            others = RankTold(ranks, table)
-            make_ops = partial(RankedTorchOps, ranks, info.vocab_size)
+        """`others`: this is rank 0 of those that run the model."""
+        if others is not None:
+            make_ops = partial(RankedTorchOps, others.ranks, info.vocab_size)
         super().__init__(table, info, drafter, pool, model.device, others, pictures)
         self._model = model
         self._attention = attention
@@ -92,6 +89,10 @@ class TorchExecutor(HostExecutor[_Output]):
         if isinstance(self.drafts.drafter, MtpDrafter):
             self.drafts.drafter.saw(stream.normed)
         return stream, inputs.sampled_lines
+
+    def _end(self) -> None:
+        if isinstance(self.drafts.drafter, MtpDrafter):
+            self.drafts.drafter.end()
 
     def _sample(
         self, step: StepRows, output: _Output, drafts: Ints | None, masks: Masks | None

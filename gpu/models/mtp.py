@@ -60,6 +60,7 @@ def mtp_definition(shape: Definition) -> tuple[Definition, MtpNames] | None:
         return None
     others = [name for name in shape.names.skipped if name != called.prefix]
     own = (called.norm, called.embedding_norm, called.hidden_norm, called.product)
+    elsewhere = own[1:] if shape.head_lines is not None and shape.head_lines[0] else ()  # see `MtpLayer`
     layers = [f"model.layers.{index}." for index in range(len(shape.layers))]
     names = replace(
         shape.names,
@@ -68,25 +69,37 @@ def mtp_definition(shape: Definition) -> tuple[Definition, MtpNames] | None:
             (called.layer, "model.layers.0."),
         ),
         skipped=(
-            *others, *called.others, *layers, "model.embed_tokens.", "model.norm.", "language_model.",
-            "model.language_model.", "lm_head.",
+            *others, *called.others, *elsewhere, *layers, "model.embed_tokens.", "model.norm.",
+            "language_model.", "model.language_model.", "lm_head.",
         ),
     )  # fmt: skip
     return replace(
-        shape, layers=(attends[-1],), names=names, vocab_size=1, tied=True, stored=None
+        shape,
+        layers=(attends[-1],),
+        names=names,
+        vocab_size=1,
+        tied=True,
+        stored=None,
+        head_lines=None,
     ), called
 
 
 class MtpLayer:
-    """Empty, until the loader fills what `weights` names; then `complete`."""
+    """Empty, until the loader fills what `weights` names; then `complete`.
+
+    Of several ranks the first has the embedding, so it alone has the product and the norms ahead of it.
+    """
 
     def __init__(self, model: Decoder, shape: Definition, called: MtpNames) -> None:
         self.decoder = Decoder(shape, model.context, model.dtype, model.device)
         self._model, self._called = model, called
         self.stored = model.config.stored  # how the checkpoint has weights that are no floats
         hidden = shape.hidden_size
-        self._product = empty_linear(2 * hidden, hidden, False, model.dtype, model.device)
-        self._norms = [self._norm(hidden, shape.rms_eps) for _ in range(2)]  # embedding's, stream's
+        self._product: Linear | None = None
+        self._norms = list[RMSNorm]()  # embedding's, stream's
+        if len(model.embedding):
+            self._product = empty_linear(2 * hidden, hidden, False, model.dtype, model.device)
+            self._norms = [self._norm(hidden, shape.rms_eps) for _ in range(2)]
 
     def _norm(self, size: int, eps: float) -> RMSNorm:
         model = self._model
@@ -96,6 +109,8 @@ class MtpLayer:
         """As those of a decoder."""
         views = self.decoder.weights()
         del views["model.embed_tokens.weight"]
+        if self._product is None:
+            return views
         called = self._called.embedding_norm, self._called.hidden_norm
         norms = {f"{name}weight": one.weight for name, one in zip(called, self._norms, strict=True)}
         return views | norms | {f"{self._called.product}weight": self._product.tensor}
@@ -105,7 +120,8 @@ class MtpLayer:
         for linear, names in self.decoder.products():
             if linear is not self.decoder.head:
                 yield linear, names
-        yield self._product, [f"{self._called.product}weight"]
+        if self._product is not None:
+            yield self._product, [f"{self._called.product}weight"]
 
     def complete(self) -> None:
         """Bring loaded weights into the form in which they are used. Call it once."""
@@ -115,18 +131,24 @@ class MtpLayer:
 
     @torch.inference_mode()
     def forward(
-        self, step: StepInputs[Tensor], ops: StreamOps[AnyStream], hidden: Tensor, tokens: Tensor
-    ) -> AnyStream:
+        self, step: StepInputs[Tensor], ops: StreamOps[AnyStream], hidden: Tensor | None = None,
+        tokens: Tensor | None = None,
+    ) -> AnyStream:  # fmt: skip
         """Store the keys and values of the step's positions, and return their streams.
 
         `hidden` [T, hidden]: of the model, or of this layer one position before, behind the last norm.
-        `tokens` int[T]: those behind the positions.
+        `tokens` int[T]: those behind the positions. None: another rank has the embedding.
         """
-        embedded = F.embedding(tokens, self._model.embedding)
-        of_embedding, of_hidden = self._norms
-        residual = self._product(torch.cat((of_embedding(embedded), of_hidden(hidden)), -1))
-        stream = ops.stream(residual, self.decoder.layers[0].mixer.norm)
-        return self.decoder.forward(step, ops, given=stream)
+        decoder = self.decoder
+        if self._product is None or hidden is None or tokens is None:
+            shape = len(step.positions), decoder.config.hidden_size
+            residual = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
+        else:
+            embedded = F.embedding(tokens, self._model.embedding)
+            of_embedding, of_hidden = self._norms
+            residual = self._product(torch.cat((of_embedding(embedded), of_hidden(hidden)), -1))
+        stream = ops.stream(residual, decoder.layers[0].mixer.norm)
+        return decoder.forward(step, ops, given=stream)
 
     @torch.inference_mode()
     def logits(self, x: AnyStream, ops: StreamOps[AnyStream], output: Tensor | None = None) -> Tensor:

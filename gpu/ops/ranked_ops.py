@@ -51,11 +51,12 @@ class RankedTorchOps(TorchOps):
         self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm | None
     ) -> ResidualStream:
         if self._ranks.rank:
-            residual = table.new_empty((len(step.positions), table.shape[1]))
-        else:
-            residual = super().embed(step, table, scale, None).residual
-        self._ranks.from_first(residual)
-        return ResidualStream(residual, residual if norm is None else norm(residual))
+            return self.stream(table.new_empty((len(step.positions), table.shape[1])), norm)
+        return super().embed(step, table, scale, norm)
+
+    def stream(self, residual: Tensor, norm: RMSNorm | None) -> ResidualStream:
+        """Rank 0's."""
+        return super().stream(self._ranks.from_first(residual), norm)
 
     def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
         if layer.wide_norms:

@@ -19,7 +19,6 @@ from ramify.gpu.ops.ranked_ops import normed_widely
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import OpTilings
 from ramify.gpu.ops.triton_halves import HalvedSums
-from ramify.gpu.ops.triton_layer import add_norm
 from ramify.gpu.ops.triton_linear import UnscaledRows
 from ramify.gpu.ops.triton_ops import LazyStream, TritonOps
 from ramify.gpu.ops.triton_sums import sum_add_norm, sum_rows
@@ -38,12 +37,15 @@ class RankPart(Projection):
 class RankedTritonOps(TritonOps):
     """As `TritonOps`. `lines`: those of the vocabulary."""
 
-    def __init__(self, ranks: RankSums, lines: int, *args: Any, **options: Any) -> None:
+    def __init__(
+        self, ranks: RankSums, lines: int, *args: Any, halved: bool = True, **options: Any
+    ) -> None:
+        """`halved`: whether sums may be made in halves, for which other such objects do not wait."""
         super().__init__(*args, **options)
         self._ranks, self._lines = ranks, lines
         self._whole: Projection | None = None  # the last one that was summed ahead of `reduce`
         self._now = OpTilings()  # of the step
-        halves = None if ranks.peers is None else ranks.peers.halves
+        halves = None if ranks.peers is None or not halved else ranks.peers.halves
         self._halved = None if halves is None else HalvedSums(halves)
 
     def begin(self, step: StepInputs[Tensor]) -> None:
@@ -61,22 +63,25 @@ class RankedTritonOps(TritonOps):
     def embed(
         self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm | None
     ) -> LazyStream:
-        ids, peers = step.input_ids, self._ranks.peers
-        few = peers is not None and len(ids) <= peers.most
-        self._now = self._tilings(len(ids), self._sizes)
-        if not self._ranks.rank:
-            first = super().embed(step, table, scale, None).residual
-        else:
-            first = (torch.zeros if few else torch.empty)(
-                (len(ids), table.shape[1]), dtype=table.dtype, device=table.device
-            )
-        eps = 0.0 if norm is None else norm.eps
-        if few and peers is not None:
-            residual = torch.zeros_like(first)
-            return LazyStream(residual, sum_add_norm(first, peers, residual, norm), None, eps, self._now)
-        self._ranks.from_first(first)
-        normed = first if norm is None else add_norm(None, first, norm)
-        return LazyStream(first, normed, None, eps, self._now)
+        if self._ranks.rank:
+            return self.stream(table.new_empty((len(step.input_ids), table.shape[1])), norm)
+        return self.stream(super().embed(step, table, scale, None).residual, norm)
+
+    def stream(self, residual: Tensor, norm: RMSNorm | None) -> LazyStream:
+        """Rank 0's."""
+        peers = self._ranks.peers
+        self._now = self._tilings(len(residual), self._sizes)
+        if peers is None or len(residual) > peers.most:
+            return super().stream(self._ranks.from_first(residual), norm)
+        if self._ranks.rank:
+            residual.zero_()  # its part of a sum
+        whole = torch.zeros_like(residual)
+        normed = sum_add_norm(residual, peers, whole, norm)
+        return LazyStream(whole, normed, None, 0.0 if norm is None else norm.eps, self._now)
+
+    def whole(self, x: LazyStream) -> Tensor:
+        self._join()
+        return super().whole(x)
 
     def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
         if layer.wide_norms:

@@ -24,6 +24,7 @@ from ramify.protocol.plan import ExecutorInfo
 
 if TYPE_CHECKING:
     from ramify.gpu.drafting.device import DeviceDrafter
+    from ramify.gpu.ranks.group import RankSums
 
 _TOKENIZER = "tokenizer.json"
 
@@ -139,7 +140,10 @@ def _tokens(raw: dict[str, Any], folder: Path) -> Iterator[tuple[int, str]]:
 
 
 def device_drafter(
-    draft: DraftChoice, model: Decoder | MtpLayer | None, info: ExecutorInfo
+    draft: DraftChoice,
+    model: Decoder | MtpLayer | None,
+    info: ExecutorInfo,
+    ranks: "RankSums | None" = None,
 ) -> "DeviceDrafter | None":
     """What guesses tokens in a CUDA executor, by `model` if the choice is one."""
     if draft.kind == "none":
@@ -149,7 +153,7 @@ def device_drafter(
 
         return triton_ngram.DeviceNgramDrafter()
     from ramify.gpu.drafting.device_model import DeviceModelDrafter
-    from ramify.gpu.drafting.device_mtp import DeviceMtpDrafter
+    from ramify.gpu.drafting.device_mtp import DeviceMtpDrafter, FollowingMtp
     from ramify.gpu.executors.cuda_executor import layer_sizes
     from ramify.gpu.ops.triton_linear import Products
 
@@ -160,5 +164,6 @@ def device_drafter(
         layer_sizes(decoder, Products(device)),
     )
     if isinstance(model, MtpLayer):
-        return DeviceMtpDrafter(model, pool, sizes, info.max_drafts)
+        made = FollowingMtp if ranks is not None and ranks.rank else DeviceMtpDrafter
+        return made(model, pool, sizes, info.max_drafts, ranks)
     return DeviceModelDrafter(model, pool, sizes, info.max_drafts)

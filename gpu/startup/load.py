@@ -17,11 +17,11 @@ from ramify.gpu.attention.registry import KernelChoice, choose
 from ramify.gpu.devices import cores, loading_threads
 from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.drafting.model import CATCH_UP, DraftRunner, ModelDrafter
-from ramify.gpu.drafting.mtp import MtpDrafter
+from ramify.gpu.drafting.mtp import MtpDrafter, MtpPasses
 from ramify.gpu.drafting.ngram import NgramDrafter
 from ramify.gpu.drafting.torch_runner import TorchRunner
 from ramify.gpu.executors.base import Executor, Follower
-from ramify.gpu.executors.follower import MirroredRows, TorchFollower
+from ramify.gpu.executors.follower import MirroredRows, RankTold, TorchFollower
 from ramify.gpu.executors.torch_executor import TorchExecutor
 from ramify.gpu.kv.layout import KVLayout, KVPool
 from ramify.gpu.models.config import read_config
@@ -32,6 +32,8 @@ from ramify.gpu.models.split import leave_biases_to_first
 from ramify.gpu.ops.linear.base import Form, Weight, plain_weight
 from ramify.gpu.ops.linear.humming import told
 from ramify.gpu.ops.linear.onednn import float_weight
+from ramify.gpu.ops.ranked_ops import RankedTorchOps
+from ramify.gpu.ops.torch_ops import TorchOps
 from ramify.gpu.progress import Progress
 from ramify.gpu.ranks.ring import RankPlace
 from ramify.gpu.startup.drafts import DraftChoice, choose_draft, device_drafter, kernel_obstacle
@@ -53,6 +55,7 @@ from ramify.gpu.startup.ranks import (
     Split,
     agreed,
     agreed_buckets,
+    alone_of,
     guessed_here,
     join,
     quantization_of,
@@ -188,7 +191,7 @@ def _fill_both(
     """The deterministic mode and experts read plain weights, if these are floats."""
     for each, folder in ((model, None), (guesser, draft.folder)):
         if isinstance(each, MtpLayer):
-            fill_mtp(config, each, progress)
+            fill_mtp(config, each, progress, split)
         elif each is not None:
             plain = config.deterministic or each.config.has_experts
             floats = plain_weight if plain else float_weight
@@ -253,7 +256,7 @@ def _torch(
     small = None
     if not follows:
         small = _draft_model(config, draft, info.context, model, float_weight, progress)
-    mtp = load_mtp(config, model, progress) if draft.kind == "mtp" else None
+    mtp = load_mtp(config, model, progress, split) if draft.kind == "mtp" else None
     guesser = small if mtp is None else mtp.decoder
     if guesser is not None:
         info = _with_bytes(info, guesser.config.kv_layout(guesser.dtype))
@@ -268,20 +271,26 @@ def _torch(
         return attention.back_end(table, shapes, model.device)
 
     attends = back_end(model, info.window_pages > 0)
-    ranks = ranks_of(split)
-    if ranks is not None and isinstance(table, MirroredRows):
-        return TorchFollower(model, pool, attends, table, info, ranks)
+    ranks, passes = ranks_of(split), None
     drafter: Drafter | None = NgramDrafter(info.max_rows) if draft.kind == "ngram" else None
     if guesser is not None:
         own = msgspec.structs.replace(info, window_pages=0, kv_dtype="auto")
         own_pool, own_attends = _pool(guesser, own, progress), back_end(guesser)
         if mtp is not None:
-            drafter = MtpDrafter(mtp, own_pool, own_attends, info.max_rows, info.context)
+            last = torch.zeros(info.max_rows, dtype=torch.int64, device=model.device)  # never read
+            make = TorchOps if ranks is None else partial(RankedTorchOps, ranks, info.vocab_size)
+            passes = MtpPasses(mtp, make(own_pool, last, own_attends), own_attends)
         else:
             runner = TorchRunner(guesser, own_pool, own_attends, info.max_rows)
             drafter = _model_drafter(runner, table, guesser)
+    if ranks is not None and isinstance(table, MirroredRows):
+        return TorchFollower(model, pool, attends, table, info, ranks, passes)
+    others = None if ranks is None else RankTold(ranks, table)
+    if passes is not None:
+        tell = {} if others is None else {"tell": others.tell_pass}
+        drafter = MtpDrafter(passes, info.context, **tell)
     return TorchExecutor(
-        model, pool, attends, table, info, drafter=drafter, pictures=pictures, ranks=ranks
+        model, pool, attends, table, info, drafter=drafter, pictures=pictures, others=others
     )
 
 
@@ -376,7 +385,7 @@ def _cuda(
     if pictures is not None:
         info = pictures.described(info)
     fill = partial(_fill_both, config, model, guesser, draft, quantization, progress, split, tower)
-    drafter = device_drafter(draft, guesser, msgspec.structs.replace(info, pages=1))
+    drafter = device_drafter(draft, guesser, msgspec.structs.replace(info, pages=1), alone_of(split))
     if drafter is not None:  # it may read the tokens of the slots, wherever they came from
         token = _TOKEN_BYTES if drafter.reads_tokens else 0
         info = msgspec.structs.replace(
@@ -420,7 +429,7 @@ def _cuda(
     info = agreed(split, with_pages(info, config, free - rehearsal.bytes, model.device))
     try:
         pool = _pool(model, info, progress)
-        drafter = device_drafter(draft, guesser, info)
+        drafter = device_drafter(draft, guesser, info, ranks_of(split))
         executor = cuda_executor(model, pool, info, attention, drafter, ranks_of(split), pictures)
         executor.capture(buckets, progress)
     except torch.OutOfMemoryError as error:

@@ -7,10 +7,12 @@ from safetensors import safe_open
 
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.mtp import MtpLayer, mtp_definition
+from ramify.gpu.models.split import leave_biases_to_first
 from ramify.gpu.ops.linear.base import plain_weight
 from ramify.gpu.progress import Progress
 from ramify.gpu.startup.packing import Packing
 from ramify.gpu.startup.random_weights import fill_random
+from ramify.gpu.startup.ranks import Split
 from ramify.gpu.startup.weights import checkpoint_files, load_weights
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
@@ -30,22 +32,28 @@ def empty_mtp(config: ModelConfig, model: Decoder) -> MtpLayer:
     return MtpLayer(model, shape, called)
 
 
-def fill_mtp(config: ModelConfig, layer: MtpLayer, progress: Progress) -> None:
-    """Load its weights. Those of the model have the form in which they are used."""
+def fill_mtp(
+    config: ModelConfig, layer: MtpLayer, progress: Progress, split: Split | None = None
+) -> None:
+    """Load its weights, a rank's part. Those of the model have the form in which they are used."""
     views, called = layer.weights(), layer.decoder.config.names
     packing = Packing(views, layer.products(), plain_weight)
     if config.load_format == "dummy":
         fill_random(views, loaded=packing.loaded, begin=packing.begin)
     else:
-        load_weights(config.path, views, progress, packing, called, layer.stored)
+        whole = None if split is None else mtp_definition(split.whole)
+        cut = None if split is None or whole is None else split.cuts(layer.decoder, whole[0])
+        load_weights(config.path, views, progress, packing, called, layer.stored, cut)
+    if split is not None and split.ranks.rank:
+        leave_biases_to_first(layer.decoder)
     with torch.inference_mode():
         layer.complete()
 
 
-def load_mtp(config: ModelConfig, model: Decoder, progress: Progress) -> MtpLayer:
+def load_mtp(config: ModelConfig, model: Decoder, progress: Progress, split: Split | None) -> MtpLayer:
     """Both."""
     layer = empty_mtp(config, model)
-    fill_mtp(config, layer, progress)
+    fill_mtp(config, layer, progress, split)
     return layer
 
 

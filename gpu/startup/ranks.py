@@ -33,9 +33,9 @@ class Split:
     shape: Definition
     parameters: int  # of the whole
 
-    def cuts(self, own: Decoder) -> dict[str, Cut]:
-        """Of the tensors that `own`, a decoder of `shape`, has not whole."""
-        return cuts(self.whole, own, self.ranks.rank, self.ranks.count)
+    def cuts(self, own: Decoder, whole: Definition | None = None) -> dict[str, Cut]:
+        """Of the tensors that `own`, this rank's part of `whole` (None: of the model), has not whole."""
+        return cuts(whole or self.whole, own, self.ranks.rank, self.ranks.count)
 
     def share(self, free: int) -> int:
         """Of the `free` bytes that ranks on a CPU see, each of them."""
@@ -47,9 +47,13 @@ def rehearsing_ops(split: Split | None, info: ExecutorInfo) -> "Callable[..., Tr
     from ramify.gpu.executors.cuda_ranks import ranked
     from ramify.gpu.ops.triton_ops import TritonOps
 
-    if split is None:
-        return TritonOps
-    return ranked(RankSums(split.ranks.rank, split.ranks.count), info)
+    alone = alone_of(split)
+    return TritonOps if alone is None else ranked(alone, info)
+
+
+def alone_of(split: Split | None) -> RankSums | None:
+    """This rank while it rehearses."""
+    return None if split is None else RankSums(split.ranks.rank, split.ranks.count)
 
 
 def ranks_of(split: Split | None) -> Ranks | None:
@@ -57,8 +61,8 @@ def ranks_of(split: Split | None) -> Ranks | None:
 
 
 def guessed_here(split: Split | None, draft: DraftChoice) -> DraftChoice:
-    """What guesses in this process of a GPU: rank 0 does for all."""
-    follows = split is not None and split.ranks.rank > 0
+    """What guesses in this process of a GPU: rank 0 does for all, or all with a part of the layer."""
+    follows = split is not None and split.ranks.rank > 0 and draft.kind != "mtp"
     return DraftChoice("none", "rank 0 guesses") if follows else draft
 
 
@@ -94,7 +98,6 @@ def join(
     obstacles = {
         "on a CPU ranks hold floats, no integers; give --quantization none": not kernels
         and config.quantization in ("int8", "int4"),
-        "--draft mtp reads the whole model; give ngram, or a draft model": config.draft == "mtp",
     }
     for told, there in obstacles.items():
         if there:

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,28 @@ def ordered_dots(monkeypatch: pytest.MonkeyPatch) -> None:
         from triton.runtime.interpreter import InterpreterBuilder
 
         monkeypatch.setattr(InterpreterBuilder, "create_dot", dot_in_order)
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that are ranks take turns in Triton's interpreter."""
+    if torch.cuda.is_available():
+        return
+    pytest.importorskip("triton", minversion="3.7")
+    from triton.runtime.interpreter import GridExecutor, InterpretedFunction
+
+    lock = threading.RLock()
+
+    def alone(call: Callable[..., Any]) -> Callable[..., Any]:
+        def locked(*args: Any, **options: Any) -> Any:
+            with lock:
+                return call(*args, **options)
+
+        return locked
+
+    monkeypatch.setattr(GridExecutor, "__call__", alone(GridExecutor.__call__))
+    # two threads of Python 3.11 that parse at once end with "AST constructor recursion depth mismatch"
+    monkeypatch.setattr(InterpretedFunction, "rewrite", alone(InterpretedFunction.rewrite))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -49,14 +49,15 @@ def ranked(config: ModelConfig) -> Iterator[Any]:
                 executor.close()
                 for thread in threads:
                     thread.join(60)
-            for place in places:
-                with suppress(OSError):
-                    os.close(place.store)
     if errors:
         raise errors[0]
 
 
 def own_place(place: RankPlace) -> RankPlace:
-    """With descriptors that the rank may close."""
+    """With descriptors that the rank may close.
+
+    That of the store stays open: torch opens the file again by this number when the store is collected,
+    whatever the number stands for then.
+    """
     store, ring, *bells = (os.dup(descriptor) for descriptor in place.descriptors)
     return RankPlace(place.rank, place.ranks, store, ring, bells)

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from ramify.protocol.config import ModelConfig
 from ramify.protocol.plan import ExtendRow, pack, unpack
+from tests.gpu.conftest import Driver
 from tests.gpu.drafting.test_mtp import expected, with_layer
 from tests.gpu.models.families.test_families import prompts
+from tests.gpu.ranked import ranked
 
 CUDA = torch.cuda.is_available()
 pytest.importorskip("triton", minversion=None if CUDA else "3.7")
@@ -20,17 +23,24 @@ pytestmark = [
 STEPS, MOST = 3, 2
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "deepseek_v3"])
+@pytest.mark.parametrize(("family", "ranks"), [("qwen3_5", 1), ("deepseek_v3", 1), ("small", 2)])
 def test_guesses_as_published_and_outputs_as_without(
-    family: str, tmp_path: Path, drive: Any, monkeypatch: pytest.MonkeyPatch
+    family: str, ranks: int, tmp_path: Path, one_at_a_time: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows and padding beside each other; a step without drafts, and guesses that are refused."""
+    if ranks > 1 and CUDA:
+        pytest.skip("ranks are threads here, and each would want a GPU of a process")
     model, layer = with_layer(tmp_path, family)
-    texts = [prompts()[0][:9], prompts()[1][:5], prompts()[2][:4]]
-    d = drive(
-        tmp_path, draft="mtp", attention="triton", max_rows=8, step_tokens=32, kv_tokens=192,
-        device="cuda" if CUDA else "cpu", dtype="float32",
+    config = ModelConfig(
+        path=tmp_path, draft="mtp", attention="triton", max_rows=8, step_tokens=32, kv_tokens=192,
+        device="cuda" if CUDA else "cpu", dtype="float32", quantization="none", tensor_parallel=ranks,
     )  # fmt: skip
+    with ranked(config) as executor:
+        guess(Driver(executor), model, layer, monkeypatch)
+
+
+def guess(d: Driver, model: Any, layer: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [prompts()[0][:9], prompts()[1][:5], prompts()[2][:4]]
     opens = [d.open(row, d.pages(64 * row, 64)) for row in range(3)]
     extends = [ExtendRow(row, 0, pack(text), True) for row, text in enumerate(texts)]
     outputs = {row: [token] for row, token in d.step(opens=opens, extends=extends).items()}

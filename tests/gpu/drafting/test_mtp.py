@@ -15,12 +15,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExtendRow, pack, unpack
+from tests.gpu.conftest import Driver
 from tests.gpu.drafting.conftest import write_folder
 from tests.gpu.models.families import test_experts, test_hybrids, test_latents
 from tests.gpu.models.families.test_families import prompts
 from tests.gpu.models.families.test_hybrids import save
+from tests.gpu.ranked import ranked
 
 LENGTH = 5
 
@@ -32,7 +35,24 @@ FAMILIES: dict[str, tuple[Callable[..., Any], str]] = {
     "qwen3_5": (lambda *about: test_hybrids.save(*about)[0], "Qwen3_5DecoderLayer"),
     "deepseek_v3": (test_latents.save, "DeepseekV3DecoderLayer"),
     "glm4_moe": (test_experts.save, "Glm4MoeDecoderLayer"),
+    "small": (lambda *about: save_small(*about), "Qwen3_5DecoderLayer"),
 }
+
+
+def save_small(folder: Path, case: str) -> Any:
+    """A layer of attention, for kernels that are interpreted by several ranks."""
+    import transformers
+
+    torch.manual_seed(7)
+    config = transformers.Qwen3_5TextConfig(
+        **test_hybrids.SMALL | {
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 16,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "layer_types": ["full_attention"],
+        }
+    )  # fmt: skip
+    model = transformers.Qwen3_5ForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    return model
 
 
 def with_layer(folder: Path, family: str) -> tuple[Any, dict[str, Any]]:
@@ -46,23 +66,24 @@ def with_layer(folder: Path, family: str) -> tuple[Any, dict[str, Any]]:
     block = getattr(module, name)(
         config, last if kinds is None else kinds.index("full_attention")
     ).eval()
+    qwen = name == "Qwen3_5DecoderLayer"
     width, before = config.hidden_size, f"model.layers.{last + 1}"
-    names = QWEN if family == "qwen3_5" else (*(f"{before}.{each}" for each in DEEPSEEK), before)
+    names = QWEN if qwen else (*(f"{before}.{each}" for each in DEEPSEEK), before)
     around = {part: torch.randn(width) * 0.2 for part in PARTS[:3]}
     around["fc"] = torch.randn(width, 2 * width) * width**-0.5
     tensors = load_file(folder / "model.safetensors")
     for tensor, weight in block.state_dict().items():
         if tensor.endswith("norm.weight"):
-            weight.normal_(0.0 if family == "qwen3_5" else 1.0, 0.2)
+            weight.normal_(0.0 if qwen else 1.0, 0.2)
         elif not tensor.endswith("correction_bias"):
             weight.normal_(0.0, 0.2)
         tensors[f"{names[4]}.{tensor}"] = weight.clone()
     tensors |= {f"{one}.weight": around[part] for one, part in zip(names, PARTS, strict=False)}
-    if family != "qwen3_5":  # the model's once more
+    if not qwen:  # the model's once more
         tensors[f"{before}.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
         tensors[f"{before}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return model, {"block": block, "offset": float(family == "qwen3_5"), **around}
+    return model, {"block": block, "offset": float(qwen), **around}
 
 
 @torch.inference_mode()
@@ -93,16 +114,30 @@ def expected(model: Any, layer: dict[str, Any], tokens: list[int], count: int) -
     return guesses
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "ranks"),
+    [("qwen3_5", 1), ("deepseek_v3", 1), ("glm4_moe", 1), ("qwen3_5", 2), ("deepseek_v3", 4)],
+)
 def test_guesses_as_published_and_outputs_as_without(
-    family: str, tmp_path: Path, drive: Any, monkeypatch: pytest.MonkeyPatch
+    family: str, ranks: int, tmp_path: Path, drive: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt in chunks, rows beside each other, guesses that are refused."""
     model, layer = with_layer(tmp_path, family)
     texts = [prompts()[0][:19], prompts()[1][:7]]
     plain = drive(tmp_path)
     wanted = [plain.generate(0, text, LENGTH, plain.pages(0, 64)) for text in texts]
-    d = drive(tmp_path, draft="mtp", max_rows=16)
+    config = ModelConfig(
+        path=tmp_path, device="cpu", quantization="none", draft="mtp", max_rows=16, kv_tokens=1024,
+        tensor_parallel=ranks,
+    )  # fmt: skip
+    with ranked(config) as executor:
+        guess(Driver(executor), model, layer, texts, wanted, monkeypatch)
+
+
+def guess(
+    d: Driver, model: Any, layer: dict[str, Any], texts: list[list[int]], wanted: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     drafter = d.executor.drafts.drafter
     said: list[Any] = []
     propose = drafter.propose
