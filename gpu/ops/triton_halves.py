@@ -25,7 +25,6 @@ from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.triton_layer import add_norm
 from ramify.gpu.ranks.peers import PeerHalves
 
-LEAST_TOKENS = 4096  # of a sum that is made in halves: the copy of fewer is short, products too
 _ROUND = 128  # tokens: what a product's tile takes
 
 
@@ -42,10 +41,14 @@ class HalvedSums:
             self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._values = torch.tensor([1, 2], dtype=torch.int32, device=device)
         self._under_way: list[tuple[slice, Any, tuple[Tensor, ...]]] = []
+        if self._on_gpu:  # the first long prompt is not to wait for its kernels
+            _await[(1,)](peers.my_bells, 0, 0, num_warps=1)
+            row = torch.zeros_like(peers.mine[0, :1])
+            add_norm(row, row, RMSNorm(row[0], 1.0), row, row)
 
     def takes(self, tokens: int) -> bool:
         """Whether it makes a sum of so many. A CUDA graph could not hold it: the host counts sums."""
-        if not LEAST_TOKENS <= tokens <= self.peers.rows:
+        if not self.peers.least <= tokens <= self.peers.rows:
             return False
         return not (self._on_gpu and torch.cuda.is_current_stream_capturing())
 

@@ -16,8 +16,7 @@ from torch import Tensor
 _MOST_OF_TWO = 64 << 20
 _ONE_SHOT, _MOST = 512 << 10, 8 << 20
 _PIECES_OF_TWO = 4  # of that size each, in which two ranks make larger sums
-# Whether two ranks sum prompts' chunks in halves beside products (`ops.triton_halves`): not yet measured
-HALVES = False
+LEAST_HALVED = 8000  # tokens that two ranks sum in halves (`ops.triton_halves`): fewer were not measured
 _MOST_HALVED, _BELLS = 128 << 20, 16  # bytes: of a rank's part, and of its bells
 
 
@@ -26,13 +25,15 @@ class PeerHalves:
     """Memory of two ranks for sums whose rows come in two halves, which copy engines carry.
 
     `theirs`, `mine` [2, rows, hidden]: places for the other rank's rows, by turns, in its memory and in
-    this rank's. `their_bells`, `my_bells` int32[2, 2]: of a half in a place. `made`: sums so far.
+    this rank's. `their_bells`, `my_bells` int32[2, 2]: of a half in a place. `least`: rows of a sum that
+    is made so. `made`: sums so far.
     """
 
     theirs: Tensor
     mine: Tensor
     their_bells: Tensor
     my_bells: Tensor
+    least: int
     made: int = 0
 
     @property
@@ -44,13 +45,14 @@ def halves_in(theirs: Tensor, mine: Tensor, hidden: int, dtype: torch.dtype) -> 
     """`theirs`, `mine` uint8: the memory, as large as `halves_room` says, all zeros."""
     there, here = (memory[:-_BELLS].view(dtype).view(2, -1, hidden) for memory in (theirs, mine))
     bells = [memory[-_BELLS:].view(torch.int32).view(2, 2) for memory in (theirs, mine)]
-    return PeerHalves(there, here, bells[0], bells[1])
+    return PeerHalves(there, here, bells[0], bells[1], LEAST_HALVED)
 
 
 def halves_room(ranks: int, hidden: int, dtype: torch.dtype, tokens: int) -> int:
     """Bytes for sums of so many tokens at most; 0: there is none."""
     row = hidden * dtype.itemsize
-    return 2 * min(tokens, _MOST_HALVED // row) * row + _BELLS if HALVES and ranks == 2 else 0
+    rows = min(tokens, _MOST_HALVED // row) if ranks == 2 else 0
+    return 0 if rows < LEAST_HALVED else 2 * rows * row + _BELLS
 
 
 @dataclass(slots=True)

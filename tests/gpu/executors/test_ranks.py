@@ -168,8 +168,7 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> list[slice]:
     from ramify.gpu.ranks import peers
     from ramify.gpu.ranks.group import Ranks
 
-    monkeypatch.setattr(peers, "HALVES", True)
-    monkeypatch.setattr(triton_halves, "LEAST_TOKENS", 4)
+    monkeypatch.setattr(peers, "LEAST_HALVED", 4)
     monkeypatch.setattr(triton_halves, "_ROUND", 2)
     hidden, none = SMALL["hidden_size"], torch.zeros(0, dtype=torch.int64)
     size = peers.halves_room(2, hidden, torch.float32, 16)

@@ -101,8 +101,7 @@ def test_sums_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     from ramify.gpu.ops.rmsnorm import RMSNorm
 
     torch.manual_seed(3)
-    monkeypatch.setattr(memories, "HALVES", True)
-    monkeypatch.setattr(triton_halves, "LEAST_TOKENS", 4)
+    monkeypatch.setattr(memories, "LEAST_HALVED", 4)
     monkeypatch.setattr(triton_halves, "_ROUND", 2)
     assert memories.halves_room(4, HIDDEN, torch.float32, 8) == 0  # of two ranks alone
     size = memories.halves_room(2, HIDDEN, torch.float32, 8)
