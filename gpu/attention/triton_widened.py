@@ -86,7 +86,7 @@ class WidenedKeys:
         """That layer's keys and values, as floats."""
         kept = self._kept
         _, heads, dim = kv.k.shape
-        _widen[(len(taken), heads)](
+        _widen[(heads, len(taken))](
             kv.k, kv.v, kv.k_scales, kv.v_scales, taken, self._pages, kept.k, kept.v,
             self._pages.shape[1], HEADS=heads, DIM=dim, PAGE=self._page_size, KEYS=WIDE_PAGE,
             num_warps=4, **overlap_options(kv.k.device),
@@ -99,29 +99,33 @@ def _widen(
     k_pool, v_pool, k_scales, v_scales, taken, pages, k_wide, v_wide, columns, HEADS: tl.constexpr,
     DIM: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One page of the copy, of one head."""
-    index, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """As many lines of a page of the copy as it has keys: all heads of a few keys, side by side."""
+    part, index = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(taken + index * 3).to(tl.int64)
     first = tl.load(taken + index * 3 + 1)
     count = tl.load(taken + index * 3 + 2)
     wait(OVERLAP)
-    key = tl.arange(0, KEYS)
+    line = part * KEYS + tl.arange(0, KEYS)
+    key = line // HEADS
     there = key < count
     position = first + key
     page = tl.load(pages + row * columns + position // PAGE, mask=there, other=0).to(tl.int64)
-    own = (page * PAGE + position % PAGE) * HEADS + head
+    own = (page * PAGE + position % PAGE) * HEADS + line % HEADS
     dims = tl.arange(0, DIM)[None, :]
     read = own[:, None] * DIM + dims
-    written = ((index * KEYS + key) * HEADS + head)[:, None] * DIM + dims
-    _copy(k_pool, k_scales, k_wide, own, read, written, there)
-    _copy(v_pool, v_scales, v_wide, own, read, written, there)
+    written = (index * KEYS * HEADS + line)[:, None] * DIM + dims
+    # all are asked for before the first is stored
+    k_codes = tl.load(k_pool + read, mask=there[:, None], other=0.0)
+    v_codes = tl.load(v_pool + read, mask=there[:, None], other=0.0)
+    k_scale = tl.load(k_scales + own, mask=there, other=0.0)
+    v_scale = tl.load(v_scales + own, mask=there, other=0.0)
+    _store(k_wide + written, k_codes, k_scale, there)
+    _store(v_wide + written, v_codes, v_scale, there)
 
 
 @triton.jit
-def _copy(pool, scales, wide, own, read, written, there):
-    KIND: tl.constexpr = wide.dtype.element_ty
-    codes = tl.load(pool + read, mask=there[:, None], other=0.0)
-    scale = tl.load(scales + own, mask=there, other=0.0)
+def _store(places, codes, scale, there):
+    KIND: tl.constexpr = places.dtype.element_ty
     values = widened(codes, KIND, WHERE_THEY_ARE=True).to(tl.float32) * scale[:, None]
     values = tl.where(there[:, None], values, 0.0)  # of codes that were not loaded
-    tl.store(wide + written, values.to(KIND))
+    tl.store(places, values.to(KIND))

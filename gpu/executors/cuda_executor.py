@@ -103,7 +103,7 @@ class CudaExecutor:
         self._logits = torch.empty(
             (info.max_rows, info.vocab_size), dtype=model.dtype, device=self._device
         )
-        shapes = model.config.attention_shapes(model.dtype, windowed)
+        shapes = model.config.attention_shapes(model.dtype, windowed, info.kv_dtype == "fp8")
         self._attention = attention.back_end(table, shapes, self._device, self._pages, windows)
         self._model = model
         self._unlike_layers = model.unlike_layers()

@@ -68,16 +68,27 @@ def test_what_has_no_such_keys_says_so(tmp_path: Path, drive: Any) -> None:
     ("kind", "deterministic"), [("pairs", False), ("pairs", True), ("latents", False)]
 )
 def test_kernels_read_and_write_as_torch_does(
-    kind: str, deterministic: bool, tmp_path: Path, drive: Any
+    kind: str, deterministic: bool, tmp_path: Path, drive: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Extends over a prefix, then decodes; codes differ where a number lies between two."""
     pytest.importorskip("triton", minversion=None if CUDA else "3.7")
+    from ramify.gpu.attention import triton_widened
+
+    taken, layer = list[int](), triton_widened.WidenedKeys.layer
+
+    def watched(self: Any, kv: Any, places: torch.Tensor) -> Any:
+        taken.extend(places[:, 2].tolist())
+        return layer(self, kv, places)
+
+    monkeypatch.setattr(triton_widened, "_FEWEST", 4)
+    monkeypatch.setattr(triton_widened.WidenedKeys, "layer", watched)
     write(tmp_path, kind)
     _, wanted = logits(drive, tmp_path, kv_dtype="fp8")
     settings: dict[str, Any] = {"attention": "triton", "kv_dtype": "fp8", "deterministic": deterministic}
     _, found = logits(drive, tmp_path, **settings)
     for one, other in zip(wanted, found, strict=True):
         assert (one - other.cpu()).norm() < 0.005 * one.norm()
+    assert (max(taken, default=0) == len(PROMPT)) == (kind == "pairs" and not deterministic)
 
 
 def test_codes_are_read_in_pairs_as_float16() -> None:
