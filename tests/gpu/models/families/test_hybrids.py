@@ -133,7 +133,25 @@ TOLERANCE = {
 }
 
 
-def save(folder: Path, case: str) -> tuple[Any, float]:
+# by case: two layers that keep states and one that attends, where steps are interpreted
+FEW_LAYERS: dict[str, dict[str, Any]] = {
+    "qwen3_5": {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
+    "granite4": {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
+    "falcon_h1": {"num_hidden_layers": 2},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+    },
+    "lfm2": {"num_hidden_layers": 3, "full_attn_idxs": [1]},
+}
+
+
+def save(folder: Path, case: str, **more: Any) -> tuple[Any, float]:
     """A random model, saved and returned; and how far log-probabilities may be apart."""
     import transformers
 
@@ -141,7 +159,7 @@ def save(folder: Path, case: str) -> tuple[Any, float]:
     torch.manual_seed(7)
     name = "Qwen3_5TextConfig" if family == "Qwen3_5" else f"{family}Config"
     small = dict(SMALL) if family != "NemotronH" else {**SMALL, "num_hidden_layers": None}
-    config = getattr(transformers, name)(**(small | changes))
+    config = getattr(transformers, name)(**(small | changes | more))
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for name, weight in model.named_parameters():  # no bias or norm may be trivial
         if name.endswith(("norm.weight", ".bias")):
