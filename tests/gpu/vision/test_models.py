@@ -160,7 +160,9 @@ def save(folder: Path, case: str, **more: Any) -> Any:
     )
     model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
     for name, weight in model.named_parameters():
-        if re.search("visual|vision|projector|per_layer", name) or name.endswith(("norm.weight", ".bias")):
+        if re.search("visual|vision|projector|per_layer", name) or name.endswith(
+            ("norm.weight", ".bias")
+        ):
             about = 1.0 if "norm" in name and "weight" in name else 0.0
             torch.nn.init.normal_(weight, about, 0.2)
     for name, buffer in model.named_buffers():
