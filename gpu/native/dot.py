@@ -1,8 +1,8 @@
 """Sums of products of 8-bit integers, four at a time: one function for each instruction set.
 
 All give the same sums to the last bit, since integers do not round. x86 multiplies unsigned by signed
-bytes only, so an activation has `Isa.offset` added there, and whoever calls takes that many times the
-sum of the weights off again.
+bytes only, so with VNNI an activation has `Isa.offset` added, and whoever calls takes that many times
+the sum of the weights off again.
 """
 
 from ramify.gpu.native.host import Isa
@@ -12,7 +12,7 @@ from ramify.gpu.native.ir import I8, I16, I32, LANES, Function, IrValue, vector
 def dot(f: Function, isa: Isa, sums: IrValue, four: IrValue, weights: IrValue) -> IrValue:
     """Add to each output's sum the dot product of four activations and its four weights.
 
-    `sums`: int32[sums_lanes], zero at first; see `total`. `four`: int32, four bytes, each with
+    `sums`: int32[16], zero at first. `four`: int32, four bytes, each with
     `isa.offset` added. `weights`: int8[64], four for each output.
     """
     if isa.dot == "vnni512":
@@ -20,9 +20,7 @@ def dot(f: Function, isa: Isa, sums: IrValue, four: IrValue, weights: IrValue) -
         return f.call(
             "llvm.x86.avx512.vpdpbusd.512", sums.kind, sums, activations, weights.bits_as(vector(I32))
         )
-    if isa.dot == "madd256":
-        return _madd256(f, sums, four, weights)
-    parts = {"vnni256": 2, "sdot": 4, "plain": 1}[isa.dot]
+    parts = {"vnni256": 2, "madd256": 2, "sdot": 4, "plain": 1}[isa.dot]
     lanes = LANES // parts
     done = []
     for part in range(parts):
@@ -66,17 +64,12 @@ def _madd_codes(f: Function, activations: IrValue, codes: IrValue, bits: int) ->
 
 
 def code_lanes(isa: Isa, bits: int) -> int:
-    """Lanes of what `dot_codes` adds to."""
-    return LANES if bits == 4 else sums_lanes(isa)
-
-
-def sums_lanes(isa: Isa) -> int:
-    """Lanes of what `dot` adds to, for 16 outputs: `total` adds the partial sums of each."""
-    return 2 * LANES if isa.dot == "madd256" else LANES
+    """Lanes of what `dot_codes` adds to, for 16 outputs: `total` adds the partial sums of each."""
+    return 2 * LANES if bits == 8 and isa.dot == "madd256" else LANES
 
 
 def total(f: Function, sums: IrValue) -> IrValue:
-    """int32[16] of what `dot` left."""
+    """int32[16] of what `dot_codes` left."""
     if sums.kind.count == LANES:
         return sums
     lanes = sums.kind.count
@@ -97,19 +90,17 @@ def _vnni256(f: Function, sums: IrValue, fours: IrValue, weights: IrValue) -> Ir
     return f.call(name, sums.kind, sums, fours, weights.bits_as(fours.kind))
 
 
-def _madd256(f: Function, sums: IrValue, four: IrValue, weights: IrValue) -> IrValue:
-    """AVX2: as 16-bit integers, products of neighbours added by vpmaddwd, two sums for each output.
-
-    vpmaddubsw would take bytes as they are, but it saturates.
+def _madd256(f: Function, sums: IrValue, fours: IrValue, weights: IrValue) -> IrValue:
+    """AVX2: |activation| times the weight with its sign: vpmaddubsw does not saturate, as both are up
+    to 127.
     """
-    bytes_ = f.splat(four, 4).bits_as(vector(I8, 16))
-    activations = f.unsigned(bytes_, vector(I16, 16))
-    done = []
-    for part in range(4):
-        own = f.convert(f.shuffle(weights, weights, range(16 * part, 16 * part + 16)), vector(I16, 16))
-        some = f.shuffle(sums, sums, range(8 * part, 8 * part + 8))
-        done.append(some + f.call("llvm.x86.avx2.pmadd.wd", vector(I32, 8), activations, own))
-    return _joined(f, done)
+    activations, pairs = fours.bits_as(weights.kind), vector(I16, 16)
+    size, signed = (
+        f.call("llvm.x86.avx2.psign.b", weights.kind, each, activations)
+        for each in (activations, weights)
+    )
+    added = f.call("llvm.x86.avx2.pmadd.ub.sw", pairs, size, signed)
+    return sums + f.call("llvm.x86.avx2.pmadd.wd", sums.kind, added, f.constant(pairs, 1))
 
 
 def _sdot(f: Function, sums: IrValue, fours: IrValue, weights: IrValue) -> IrValue:
@@ -127,4 +118,4 @@ def _plain(f: Function, sums: IrValue, fours: IrValue, weights: IrValue) -> IrVa
     return sums
 
 
-_PARTS = {"vnni256": _vnni256, "sdot": _sdot, "plain": _plain}
+_PARTS = {"vnni256": _vnni256, "madd256": _madd256, "sdot": _sdot, "plain": _plain}

@@ -59,7 +59,7 @@ class Grouping:
 
     def zero(self, isa: Isa) -> int:
         """What is taken off a code."""
-        return isa.offset if self.bits == 8 else 0 if self.offsets else 8
+        return isa.code_offset if self.bits == 8 else 0 if self.offsets else 8
 
 
 @dataclass(slots=True)

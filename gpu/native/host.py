@@ -31,9 +31,14 @@ class Isa:
     name: str  # as the log tells it
     dot: str  # "vnni512", "vnni256", "madd256", "sdot", "plain"
     registers: int  # vector registers of 16 float32 that the compiler can count on
-    offset: int = 128  # added to 8-bit activations: x86 multiplies unsigned by signed ones
+    offset: int = 128  # added to 8-bit activations: VNNI multiplies unsigned by signed ones
     pause: str = "llvm.x86.sse2.pause"  # the intrinsic that waits a few cycles
     matrices: bool = False  # see `matrices`
+
+    @property
+    def code_offset(self) -> int:
+        """What 8-bit codes of weights in groups have added: x86 reads them as unsigned."""
+        return 0 if self.dot in ("sdot", "plain") else 128
 
 
 def host_isa() -> Isa | None:
@@ -57,12 +62,12 @@ def isa_of(architecture: str, features: set[str]) -> Isa | None:
             return None
         if {"avx512f", "avx512bw", "avx512vl"} <= features:
             if "avx512vnni" not in features:
-                return Isa("AVX-512", "madd256", 32)
+                return Isa("AVX-512", "madd256", 32, 0)
             matrices = {"amx-tile", "amx-int8"} <= features
             name = "AVX-512 VNNI and AMX" if matrices else _WITHOUT
             return Isa(name, "vnni512", 32, matrices=matrices)
         vnni = "avxvnni" in features
-        return Isa("AVX VNNI", "vnni256", 8) if vnni else Isa("AVX2", "madd256", 8)
+        return Isa("AVX VNNI", "vnni256", 8) if vnni else Isa("AVX2", "madd256", 8, 0)
     if architecture in ("aarch64", "arm64"):
         hint = "llvm.aarch64.hint"
         if "dotprod" in features:

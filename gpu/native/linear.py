@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.native import matrices
-from ramify.gpu.native.dot import dot, sums_lanes, total
+from ramify.gpu.native.dot import dot
 from ramify.gpu.native.host import Isa
 from ramify.gpu.native.ir import (
     F32,
@@ -254,7 +254,7 @@ def _products(
 ) -> list[list[IrValue]]:  # fmt: skip
     """Integer sums [row][vector] over all inputs, the offset's share taken off."""
     base = f.pointer(args, SUMS)
-    zeros = f.constant(vector(I32, sums_lanes(isa)), 0)
+    zeros = f.constant(_VI32, 0)
     sums = [[f.var(zeros) for _ in group] for _ in lines]
     with f.loop(0, steps) as step:
         here = f.at(weight, step * (4 * PANEL), I8)
@@ -264,9 +264,7 @@ def _products(
             for one, some in zip(own, weights, strict=True):
                 one.set(dot(f, isa, one.get(), four, some))
     starts = [f.load(f.at(base, panel * PANEL + q * LANES, I32), _VI32) for q in group]
-    return [
-        [total(f, one.get()) + start for one, start in zip(own, starts, strict=True)] for own in sums
-    ]
+    return [[one.get() + start for one, start in zip(own, starts, strict=True)] for own in sums]
 
 
 def finish(

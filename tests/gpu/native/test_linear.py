@@ -46,8 +46,8 @@ def test_every_dot_product_gives_the_same_bits(isa: Isa) -> None:
     kinds = [replace(isa, name="plain", dot="plain", offset=0, matrices=False)]
     if isa.matrices:
         kinds += [replace(isa, name="AVX-512 VNNI without AMX", matrices=False)]
-    if isa.offset:
-        kinds += [Isa("AVX2", "madd256", 8), Isa("AVX-512 without VNNI", "madd256", 32)]
+    if isa.code_offset:
+        kinds += [Isa("AVX2", "madd256", 8, 0), Isa("AVX-512 without VNNI", "madd256", 32, 0)]
     if isa.dot == "vnni512":
         kinds += [Isa("AVX-512 VNNI, short", "vnni256", 8)]
     torch.manual_seed(1)
