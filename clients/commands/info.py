@@ -47,6 +47,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--tensor-parallel", metavar="N", type=int, default=1, choices=range(1, 65),
         help="what each of N ranks has of the model",
     )  # fmt: skip
+    parser.add_argument(
+        "--expert-parallel", action="store_true", help="of ranks that have some experts whole"
+    )
     parser.add_argument("--token", help="bearer token (default: $RAMIFY_TOKEN)")
     parser.set_defaults(run=run)
 
@@ -66,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         show({"model": model_info(path)})
         try:
             forecast = load("ramify.gpu.startup.forecast").forecast
-            show({"served": forecast(path, args.tensor_parallel)})
+            show({"served": forecast(path, args.tensor_parallel, args.expert_parallel)})
         except (ModelError, EngineMissing) as error:
             show({"not served": str(error)})
     return 0

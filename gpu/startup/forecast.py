@@ -16,7 +16,7 @@ from ramify.gpu.models.decoder import EMBEDDING, Decoder
 from ramify.gpu.models.definition import Definition
 from ramify.gpu.models.split import part_of
 from ramify.gpu.ops.linear.base import Use
-from ramify.gpu.ops.linear.fp8 import GROUP
+from ramify.gpu.ops.linear.fp8 import GROUP, Fp8Format
 from ramify.gpu.ops.linear.grouped import BITS, WITH_OFFSETS
 from ramify.gpu.ranks.checks import refuse_file
 from ramify.gpu.startup.gguf_weights import tensor_names
@@ -27,25 +27,29 @@ from ramify.gpu.startup.ranks import quantization_of
 from ramify.gpu.startup.weights import check_weights
 from ramify.protocol.checkpoint.gguf import read_gguf
 from ramify.protocol.config import ModelConfig
+from ramify.protocol.errors import ModelError
 
 _READ = 1 << 28  # bytes that are read to measure the memory
 _SCALES = {"int4": 2 / 128, "mxfp4": 1 / 32}  # of a number, on a GPU
+_LEAST_GROUP = 32  # inputs of 4 bits that ranks do not share
 _GROUP = 2 / 32  # bytes of a scale, for each number of its group
 
 
-def forecast(path: Path, ranks: int = 1) -> dict[str, str]:
+def forecast(path: Path, ranks: int = 1, whole_experts: bool = False) -> dict[str, str]:
     """Facts by name, in words. Raises ModelError if the model cannot be served as the defaults say.
 
-    `ranks`: that hold it together; facts are those of the first, which has most.
+    `ranks`: that hold it together, each some experts whole if `whole_experts`; facts are those of the
+    first, which has most.
     """
     refuse_file(path, ranks)
     config = ModelConfig(path=path)
     whole = read_config(path)
-    shape = part_of(whole, 0, ranks)
+    shape = part_of(whole, 0, ranks, whole_experts)
     device = device_of(config)
     dtype, context = dtype_of(config, shape, device), context_of(config, shape)
     divided = ModelConfig(path=path, tensor_parallel=ranks)
     quantization = quantization_of(divided, shape, device)
+    check_groups(whole, shape, quantization)
     sizes = Sizes(path, shape, quantization, dtype, whole)
     kept = torch.float16 if quantization.isa is not None else dtype
     token = shape.kv_layout(kept).bytes_per_token
@@ -70,6 +74,25 @@ def forecast(path: Path, ranks: int = 1) -> dict[str, str]:
         "tokens a second": f"about {rate / sizes.read:.0f} for one stream, as far as memory decides"
         + (", and sums over the ranks take no time" if each else ""),
     }
+
+
+def check_groups(whole: Definition, part: Definition, quantization: Quantization) -> None:
+    """Raises ModelError where ranks would share inputs of a checkpoint's weight that have one scale."""
+    name = quantization.name
+    if not quantization.kept or whole.stored is None or name not in ("fp8", "int4", "mxfp4"):
+        return
+    group = _LEAST_GROUP
+    if name == "fp8":
+        group = GROUP if isinstance(whole.stored, Fp8Format) and whole.stored.blocks else 1
+    models = (Decoder(each, 1, torch.float32, torch.device("meta")) for each in (whole, part))
+    for (linear, names), (own, _) in zip(*(model.products() for model in models), strict=True):
+        inputs = own.tensor.shape[1]
+        scaled = name != "mxfp4" or any(".experts." in each for each in names)
+        if scaled and inputs < linear.tensor.shape[1] and inputs % group:
+            raise ModelError(
+                f"{names[0]}: {inputs} inputs for a rank divide groups of {group} that have one scale; "
+                "give another --tensor-parallel, or, if it is an expert's, --expert-parallel"
+            )
 
 
 class Sizes:

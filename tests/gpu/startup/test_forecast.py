@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ramify.gpu.models.config import read_config
+from ramify.gpu.models.config import parse_config, read_config
 from ramify.gpu.models.decoder import EMBEDDING, Decoder
 from ramify.gpu.models.split import part_of
 from ramify.gpu.ops.linear.base import Linear
@@ -126,6 +126,36 @@ def test_what_each_of_two_ranks_has(tmp_path: Path, tied: bool, monkeypatch: pyt
     assert fewer.startswith("fp8 (stored)")
     sizes = forecast.Sizes(folder, parts[0].config, Quantization("fp8", ""), torch.float32, whole)
     assert f"{sizes.weights / 2**20:.0f} MiB in memory" in fewer
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "refused"),
+    [("gpt-oss", 2, False), ("gpt-oss", 4, True), ("qwen", 4, False), ("qwen", 8, True)],
+)
+def test_scales_that_ranks_would_share(model: str, ranks: int, refused: bool) -> None:
+    """gpt-oss-120b's experts have 2,880 inputs in groups of 32, Qwen3-235B's 1,536 in blocks of 128."""
+    shape = {"num_hidden_layers": 1, "num_attention_heads": 64, "vocab_size": 160}
+    raw: dict[str, Any] = {
+        "gpt-oss": shape | {
+            "architectures": ["GptOssForCausalLM"], "hidden_size": 2880, "intermediate_size": 2880,
+            "num_local_experts": 8, "quantization_config": {"quant_method": "mxfp4"},
+        },
+        "qwen": shape | {
+            "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 4096, "head_dim": 128,
+            "moe_intermediate_size": 1536, "num_experts": 8, "num_key_value_heads": 4,
+            "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        },
+    }[model]  # fmt: skip
+    whole = parse_config(raw, {}, Path("config.json"))
+    assert whole.stored is not None
+    kept = Quantization("mxfp4" if model == "gpt-oss" else "fp8", "", None, kept=True)
+    forecast.check_groups(whole, part_of(whole, 0, ranks, whole_experts=True), kept)
+    divided = part_of(whole, 0, ranks)
+    if not refused:
+        forecast.check_groups(whole, divided, kept)
+        return
+    with pytest.raises(ModelError, match=r"experts.* groups of .* --expert-parallel"):
+        forecast.check_groups(whole, divided, kept)
 
 
 def test_bandwidth_is_measured() -> None:
