@@ -116,7 +116,13 @@ class DiskMover:
                 (self._writes if order.write else self._reads).put(_Job(order, memory, until))
 
     def close(self, grace: float = 1.0) -> None:
-        """End the threads; one that hangs in the disk is left to end with the process."""
+        """End the threads; one that hangs in the disk is left to end with the process.
+
+        What waits to be read is not read any more.
+        """
+        with suppress(queue.Empty):
+            while True:
+                self._reads.get_nowait()
         for jobs, count in ((self._writes, 1), (self._reads, READERS)):
             for _ in range(count):
                 jobs.put(None)

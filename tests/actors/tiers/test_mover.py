@@ -3,13 +3,15 @@
 import logging
 import os
 import queue
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ramify.actors.tiers.disk_file import DiskFile, empty_block
-from ramify.actors.tiers.mover import DiskMover
+from ramify.actors.tiers.mover import READERS, DiskMover
 from ramify.gpu.executors.fake import FakeExecutor
 from ramify.gpu.kv.host_memory import HostMemory, of_ranks, shared_memory
 from ramify.protocol.messages import DiskOrder, DiskResult
@@ -99,6 +101,26 @@ def test_the_memory_of_an_executor_that_died_at_once(tmp_path: Path) -> None:
     stage.mover.renew(stage.memory.path, 4)
     stage.fill(1, KEY)
     assert stage.move(DiskOrder(True, KEY, 1, 2)).whole
+    stage.mover.close()
+
+
+def test_an_end_waits_for_no_reads(tmp_path: Path) -> None:
+    stage, begun, go_on = Stage(tmp_path), threading.Semaphore(0), threading.Event()
+
+    def slow(place: int, key: bytes, block: Any) -> int | None:
+        begun.release()
+        go_on.wait(30)
+        return None
+
+    stage.file.read = slow  # type: ignore
+    stage.mover.submit([DiskOrder(False, KEY, 3, 2)] * 100)
+    for _ in range(READERS):
+        begun.acquire()
+    stage.mover.close(0.0)
+    go_on.set()
+    for _ in range(READERS):
+        stage.results.get(timeout=30)
+    assert not begun.acquire(timeout=0.05)
     stage.mover.close()
 
 
