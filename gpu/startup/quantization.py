@@ -150,7 +150,7 @@ def _setting(config: ModelConfig, shape: Definition, device: torch.device) -> st
     if device.type != "cpu":
         return "integers of 8 bits are served on CPUs only"
     if config.quantization == "auto" and shape.vision is not None:
-        return "pictures are seen in floats; --quantization int8: text alone"
+        return "pictures are seen in floats; --quantization int8, if the model has it: text alone"
     for flag, unlike in _ARITHMETIC:
         value = getattr(config, flag)
         if value != unlike:
