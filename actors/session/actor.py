@@ -228,9 +228,7 @@ class SessionActor:
             while core.ended is None:
                 messages = await self._mailbox.drain()
                 await self._finish()  # what was begun in the turn of another (`_take`)
-                if core.ended is not None:
-                    break
-                for message in joined(messages):
+                for message in joined(messages) if core.ended is None else ():
                     self._handle(message)
                     if type(message) is Tokens and not message.finished:
                         continue  # no op has begun or ended: nothing is to be done about it

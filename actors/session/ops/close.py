@@ -21,6 +21,8 @@ def _run(hands: Hands, subscriber: Subscriber, op: CloseSession) -> Steps[None]:
         runner.fail(error)
         yield from runner.steps()
         yield from hands.trees.close(error)
+        for each in hands.publisher.subscribers.values():
+            each.give_up()
     reply = Ok(id=op.id, revision=hands.state.revision)
     hands.publisher.reply(subscriber.client, op.id, reply, None, write=subscriber.write)
     closes.append((subscriber.socket, Close.DONE, "closed by the client"))

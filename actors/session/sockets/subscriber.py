@@ -211,6 +211,12 @@ class Subscriber:
                     del self._credit[other]
         self._credit[name] = upto
 
+    def give_up(self) -> None:
+        """The session is over: replies that wait for deltas go without them."""
+        for held in self._held.values():
+            self.out += [message for _, message, _ in held]
+        self._held.clear()
+
     def close(self) -> None:
         """Drop all that waits for a socket that is detached."""
         self._hold(-self._size)

@@ -302,6 +302,18 @@ async def test_what_is_too_much_for_the_turn_of_another_is_done_by_the_task(
         assert {"twin0", "twin19", "last"} <= core.state.branches.keys()
 
 
+async def test_a_close_that_is_too_much_for_a_turn_is_answered_with_all_before_it(world: Any) -> None:
+    async with world() as each:
+        socket = each.open(client="c")
+        await each.settle()
+        forks = [w.Fork(id=1 + i, as_=[f"b{i}n{j}" for j in range(100)]) for i in range(9)]
+        appends = [w.Append(id=100 + i, text="x y " * 500) for i in range(40)]
+        each.send(socket, *forks, *appends, w.CloseSession(id=900))
+        await until(each, socket, 900)
+        for op in (*forks, *appends):
+            assert len(each.replies(socket, op.id)) == 1, op.id
+
+
 async def test_each_turn_of_the_loop_has_its_budget(tokenizer: Tokenizer) -> None:
     async with resting(tokenizer) as it:
         core = it.alone.core

@@ -520,6 +520,19 @@ def test_closing_ends_what_has_not_ended_first(sim: Callable[..., Any]) -> None:
     assert not core.unfinished
 
 
+def test_a_close_tells_replies_that_waited_for_credit(sim: Callable[..., Any]) -> None:
+    engine = sim(eos_every=0)
+    client = engine.session()
+    client.send(w.Append(id=1, text="hello"), w.Generate(id=2, max_tokens=5))
+    client.send(w.Credit(branch="main", upto=2), w.Append(id=3, text="more"))
+    engine.pump()
+    assert client.replies.keys().isdisjoint({2, 3})
+    client.send(w.CloseSession(id=4))
+    engine.pump()
+    assert client.replies[2][0].reason == "length"
+    assert [each[0].id for each in client.replies.values()][-2:] == [3, 4]
+
+
 def test_cancel_of_a_generation_that_waits_and_of_what_is_behind_it(sim: Callable[..., Any]) -> None:
     """It ends at once, and so what is behind it, which is to be cancelled too, comes first."""
     engine = sim(limits=Limits(running=1), eos_every=0)
