@@ -189,6 +189,8 @@ class Attachments:
         yield from self._go_on(subscriber)
         if message.write:
             self._runner.unpause(opened.who)
+            if not (message.ops or self._runner.busy):
+                self._runner.generations.prefills.recall(resident, self._publisher.now)
         self._on_frame(subscriber, Frame(socket, message.ops, place=message.place))
         for frame in self._take(socket):
             self._on_frame(subscriber, frame)

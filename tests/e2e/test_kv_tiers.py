@@ -141,3 +141,28 @@ async def test_a_block_that_was_wrong_when_it_was_saved_is_found_by_computing(
                 await ask(served, name)
         _, told = await served.request("GET", "/v1/info")
         assert told["kv_canary"]["differs"] >= 2
+
+
+@pytest.mark.parametrize("free", [True, False], ids=["free", "full"])
+async def test_who_comes_back_finds_on_the_device_what_host_memory_had(serving: Any, free: bool) -> None:
+    """Nothing is loaded for its next turn: that was done when it opened the session, in free pages.
+    Where none are free, nothing is evicted for that.
+    """
+    host = 'ramify_kv_hit_tokens_total{tier="host"}'
+    result = "computed" if free else "given up"
+    async with serving(fake=FAKE | {"pages": 320}, model={"kv_host": 1}) as served:
+        async with served.connect() as peer:
+            state = await peer.open(client="ann")
+            await peer.say(1, f"ann says: {TEXT}", max_tokens=8)
+        await ask(served, "bob")
+        residency = served.engine.cache.residency
+        if free:  # as where bob had left another replica
+            residency.give_back(residency.take(residency.free + residency.evictable))
+        async with served.connect() as peer:
+            await peer.open(client="ann", session=state["session"], key=state["key"])
+            await until(served, f'ramify_spare_requests_total{{result="{result}"}}', 1)
+            loaded = (await values(served))[host]
+            usage = (await peer.say(3, "and then?", max_tokens=8))["usage"]
+        after = (await values(served))[host]
+        assert usage["hit"]["host"] >= 128
+        assert (loaded == after) == free

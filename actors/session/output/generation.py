@@ -19,7 +19,7 @@ from ramify.actors.session.input.speech import Demand
 from ramify.actors.tokenizer import GenerationDefaults
 from ramify.actors.tokenizer.detokenizer import TextStream
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.messages import CancelRequest, Finished, Submit
+from ramify.protocol.messages import SPARE, CancelRequest, Finished, Submit
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 from ramify.protocol.saved import SavedRun
 from ramify.protocol.wire import Generate, Hit, TokenLogprob, Usage
@@ -27,6 +27,7 @@ from ramify.protocol.wire import Generate, Hit, TokenLogprob, Usage
 AT_ONCE = 64  # seeds that are made
 _NUMBERS = struct.Struct(f"{AT_ONCE}Q")
 PREFILL_PRIORITY = -8
+RECALLED = 2  # branches whose KV is loaded when a client comes back
 CLOSE = 60  # what it costs to end a generation (see `Work`)
 CHUNKS, SEGMENTS = 5, 4  # that are read in a microsecond
 
@@ -323,14 +324,25 @@ class Prefills:
     def __init__(self, state: SessionState) -> None:
         self._state = state
         self.branches: dict[int, SessionBranch] = {}  # by request
+        self._recalls: set[int] = set()  # requests that only load
 
-    def start(self, branch: SessionBranch, now: float) -> None:
+    def recall(self, known: dict[SessionBranch, tuple[int, int]], now: float) -> None:
+        """Have the KV of the newest branches loaded that is in host memory or on the disk, before
+        anybody asks: in pages that are free, and steps that have nothing else. `known`: see `Inspected`.
+        """
+        away = [branch for branch, (_, tier) in known.items() if tier and branch.prefill is None]
+        for branch in away[-RECALLED:]:
+            self.start(branch, now, spare=True)
+
+    def start(self, branch: SessionBranch, now: float, *, spare: bool = False) -> None:
         """Compute what was appended before a generation asks for it."""
         if branch.position == 0 or branch.position >= self._state.context:
             return
         self.cancel(branch)
         branch.prefill = self._state.next_id()
         self.branches[branch.prefill] = branch
+        if spare:
+            self._recalls.add(branch.prefill)
         self._state.out.scheduler.append(
             Submit(
                 request=branch.prefill,
@@ -338,10 +350,11 @@ class Prefills:
                 prompt=branch.position,
                 max_tokens=0,
                 sampling=SamplingParams(),
-                priority=PREFILL_PRIORITY,
+                priority=SPARE if spare else PREFILL_PRIORITY,
                 arrived=now,
                 owner=self._state.owner,
-                expects=self._state.expects,
+                expects=0 if spare else self._state.expects,
+                spare=spare,
             )
         )
 
@@ -353,6 +366,7 @@ class Prefills:
 
     def finished(self, finished: Finished) -> bool:
         """A request ended. Whether it was one of these."""
+        self._recalls.discard(finished.request)
         branch = self.branches.pop(finished.request, None)
         if branch is None:
             return False
@@ -366,10 +380,13 @@ class Prefills:
         """Another engine has the branches."""
         branches = [branch for request, branch in self.branches.items() if branch.prefill == request]
         self.branches.clear()
+        recalls, self._recalls = self._recalls, set()
         for branch in branches:
-            branch.prefill = None
-            self.start(branch, now)
+            request, branch.prefill = branch.prefill, None
+            if request not in recalls:
+                self.start(branch, now)
 
     def clear(self) -> None:
         """The engine is broken."""
         self.branches.clear()
+        self._recalls.clear()
