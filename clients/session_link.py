@@ -93,7 +93,7 @@ class SessionLink:
         self._open_timeout_s = open_timeout_s
         self._watch = watch
         self._shown = Connection(up=True)  # what `watch` was told last
-        self._jitter = jitter
+        self.jitter = jitter
         self._pacer = Pacer(time.monotonic)
         self._wake = asyncio.Event()
         self._waiters: dict[object, list[asyncio.Future[None]]] = {}
@@ -217,7 +217,7 @@ class SessionLink:
             self._tell(Connection(up=False, error=error))
             now = time.monotonic()
             lost_at = lost_at or now
-            wait = delay(attempt, self._jitter(), floor)
+            wait = delay(attempt, self.jitter(), floor)
             if now + wait - lost_at > self._give_up_s:
                 return ConnectionLost(f"no way back to the server in {self._give_up_s:.0f} s: {error}")
             attempt += 1

@@ -110,7 +110,7 @@ class Speculation:
         self._given, self._asked = 1.0, 1.0  # drafts that the drafter gave, of those that were asked for
         self._alone: dict[int, _Quartile] = {}  # seconds of steps without drafts, by `_bucket` of rows
         self._with: dict[int, _Times] = {}  # times as long with drafts, by `_bucket` of rows
-        self._bank = BEGIN  # in steps without drafts
+        self.bank = BEGIN  # in steps without drafts
         self._debt = 0.0  # of rows that were begun, in such steps: still to be paid
         self._begin = 0.0  # seconds for each token that a row is behind, when it is begun
         self._stays = STAYS  # tokens that rows gave lately
@@ -138,7 +138,7 @@ class Speculation:
             self._changed_at = self._step
         rows = len(records)
         self.measuring = self._measures(rows)
-        if self._bank <= 0 or room <= 0 or self.measuring:
+        if self.bank <= 0 or room <= 0 or self.measuring:
             self._chosen_at = -EVERY
             return None
         if changed or self._step - self._chosen_at >= EVERY:
@@ -237,7 +237,7 @@ class Speculation:
         """Put `gain` steps into the bank; less than 0: the step lost them."""
         paid = self._debt / SPREAD
         self._debt -= paid
-        self._bank = max(FLOOR, min(BANK, self._bank + INCOME + gain - paid))
+        self.bank = max(FLOOR, min(BANK, self.bank + INCOME + gain - paid))
 
     # --- the choice ---------------------------------------------------------------------------
 
@@ -329,7 +329,7 @@ class Speculation:
         wanted = [0] * rows if drafts is None else drafts.copy()
         left = min(len(due), room - sum(wanted))
         due.sort()
-        spend, cost = (self._bank - self._debt) / 2, 0.0
+        spend, cost = (self.bank - self._debt) / 2, 0.0
         while left > 0:
             cost = _time(times, depth, before + left / rows) - base
             cost += sum(self._cost(record) for _, _, record in due[:left]) / usual
@@ -352,7 +352,7 @@ class Speculation:
         a row and none is accepted.
         """
         known = max((one.lines for one in times.values()), default=1.0) - 1
-        more = min(max(FIRST, 2 * known), known + self._bank / 2)
+        more = min(max(FIRST, 2 * known), known + self.bank / 2)
         return rows + max(1, round(rows * more))
 
 

@@ -178,7 +178,7 @@ async def test_one_child_is_cancelled_and_the_others_go_on(server: Any) -> None:
 @pytest.mark.parametrize("every", [1, 2, 3, 5])
 async def test_drops_are_not_seen(server: Any, every: int) -> None:
     async with serving(server) as served, connect(served.url) as session:
-        session.link._jitter = lambda: 0.0
+        session.link.jitter = lambda: 0.0
         served.drop_every = every + 1  # the `state` at least gets through
         generation = session.main.chat("abc", max_tokens=12, seed=9)
         text = ""
@@ -248,7 +248,7 @@ async def test_a_cancel_before_sending_takes_the_op_back(server: Any) -> None:
 
 async def test_a_lost_session(server: Any, server_type: Any) -> None:
     async with serving(server) as served, connect(served.url) as session:
-        session.link._jitter = lambda: 0.0
+        session.link.jitter = lambda: 0.0
         generation = session.main.chat("abc", max_tokens=10**6)
         await anext(generation)
         served.model = server_type()  # a restarted server
@@ -293,7 +293,7 @@ async def test_fresh_tokens(server: Any) -> None:
         return f"t{count}"
 
     async with serving(server) as served, connect(served.url, token=token) as session:
-        session.link._jitter = lambda: 0.0
+        session.link.jitter = lambda: 0.0
         served.close_with = 4401
         await session.main.chat("x", max_tokens=200)
         assert served.headers == ["Bearer t1", "Bearer t2"]
@@ -487,7 +487,7 @@ async def test_a_loss_is_told_once_and_its_end(server: Any, server_type: Any) ->
     seen: list[Connection] = []
     async with serving(server) as served:
         async with connect(served.url, watch=seen.append) as session:
-            session.link._jitter = lambda: 0.0
+            session.link.jitter = lambda: 0.0
             assert seen == []
             session.link.abort()
             assert (await session.main.append("x")).position == 1

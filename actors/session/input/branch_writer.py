@@ -61,7 +61,7 @@ class BranchWriter:
         self.speech = template.speech
         self.turns = NextTurn(state, tokenizer, template)
         # Ids that the model does not have: it would fail as a whole, with everybody on it.
-        self._unknown = tokenizer.beyond(state.vocab)
+        self.unknown = tokenizer.beyond(state.vocab)
 
     def rewritten(self, *, tools: bool) -> str | None:
         """What a client of append mode should know of the template. `tools`: the client has some."""
@@ -352,7 +352,7 @@ class BranchWriter:
         """Append the template's end of an assistant's turn, as far as there is room."""
         text = self._template.closing("assistant")
         tokens = self._continue(branch, text) if text else []
-        if not self._unknown.keys().isdisjoint(tokens):
+        if not self.unknown.keys().isdisjoint(tokens):
             log.warning("the model has no token for the end of a turn", extra={"text": text})
         elif tokens and branch.position + len(tokens) <= self._state.context:
             self._state.extend(branch, tokens, text, tail=Tail.CLOSED, role="assistant", chat=True)
@@ -361,16 +361,16 @@ class BranchWriter:
         """Tokens of `text`, which the model said as a part of other tokens, behind the branch."""
         after = self._after(branch, branch.position)
         tokens = self._counted(self.tokenizer.encode(text, special=False, after=after))
-        if self._unknown.keys().isdisjoint(tokens):
+        if self.unknown.keys().isdisjoint(tokens):
             return tokens
-        known = [token for token in tokens if token not in self._unknown]
+        known = [token for token in tokens if token not in self.unknown]
         log.warning("text that the model said has tokens that it does not have", extra={"text": text})
         return known
 
     def end_of_thought(self, branch: SessionBranch) -> list[int]:
         """Tokens that end the thought in which the branch stands."""
         tokens = self._continue(branch, self.speech.end_of_thought)
-        return tokens if self._unknown.keys().isdisjoint(tokens) else []
+        return tokens if self.unknown.keys().isdisjoint(tokens) else []
 
     def check_stops(self, stop_token_ids: Sequence[int]) -> None:
         """Raises BadRequest for ids that the model cannot sample."""
@@ -407,7 +407,7 @@ class BranchWriter:
         """Raise BadRequest for an id that the model does not have. `field`: the ids were given."""
         size = self._state.vocab
         if field is None:
-            if not self._unknown or max(tokens, default=0) < size:
+            if not self.unknown or max(tokens, default=0) < size:
                 return
         elif max(tokens, default=0) < size:
             return
@@ -420,7 +420,7 @@ class BranchWriter:
                 details=details,
             )
         raise BadRequest(
-            f"{self._unknown.get(token, '')!r} is token {token} of the tokenizer, but the model's "
+            f"{self.unknown.get(token, '')!r} is token {token} of the tokenizer, but the model's "
             f"vocabulary has {size} tokens, 0 to {size - 1}: leave it out, or serve a model whose "
             "embedding was resized for this tokenizer",
             details=details,

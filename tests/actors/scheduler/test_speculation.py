@@ -211,11 +211,11 @@ def test_steps_with_prompts_count_by_what_such_steps_usually_cost():
     """They say nothing of time, but what their drafts lose is lost."""
     policy, record = Speculation(MOST), DraftRecord()
     drive(policy, record, 40)
-    high = policy._bank
+    high = policy.bank
     policy.took(1, MOST, MOST, 1, None)
-    assert high - 2.0 < policy._bank < high - 1.0
+    assert high - 2.0 < policy.bank < high - 1.0
     policy.took(1, 2, 2, 3, None)
-    assert policy._bank > high - 2.0
+    assert policy.bank > high - 2.0
 
 
 def test_the_bank_owes_no_more_than_its_floor():
@@ -223,5 +223,5 @@ def test_the_bank_owes_no_more_than_its_floor():
     drive(policy, record, 20)
     for _ in range(50):
         policy.took(1, MOST, MOST, 1, 9.0)
-    assert policy._bank == FLOOR
+    assert policy.bank == FLOOR
     assert policy.choose([record], 100, changed=False) is None

@@ -221,12 +221,12 @@ def test_a_generation_prompt_or_an_end_of_turn_that_the_model_does_not_have() ->
     last = fast.convert_tokens_to_ids("<|im_start|>")
     chat.say(user("Hi"))
     position = chat.branch.position
-    chat.writer._unknown = {last: "<|im_start|>"}
+    chat.writer.unknown = {last: "<|im_start|>"}
     chat.state.vocab = last
     with pytest.raises(Exception, match=r"'<\|im_start\|>' is token"):
         chat.say(user("More"))
     assert chat.branch.position == position
-    chat.writer._unknown = {fast.convert_tokens_to_ids("<|im_end|>"): "<|im_end|>"}
+    chat.writer.unknown = {fast.convert_tokens_to_ids("<|im_end|>"): "<|im_end|>"}
     chat.writer.close_turn(chat.branch)
     assert chat.branch.position == position
 
@@ -234,7 +234,7 @@ def test_a_generation_prompt_or_an_end_of_turn_that_the_model_does_not_have() ->
 def test_text_that_the_model_said_never_becomes_ids_it_does_not_have() -> None:
     chat = Chat(sentencepiece("never"))
     known = chat.tokenizer.encode("hello")
-    chat.writer._unknown = {known[0]: "x"}
+    chat.writer.unknown = {known[0]: "x"}
     assert known[0] not in chat.writer.continue_output(chat.branch, "hello")
 
 
@@ -572,7 +572,7 @@ def test_an_answer_begins_with_no_token_that_the_model_does_not_have() -> None:
     chat = ready()
     chat.state.extend(chat.branch, [5] * 4, "xxxx", tail=Tail.OPEN, role="assistant")
     unknown = max(chat.tokenizer.encode("Yes"))
-    chat.writer._unknown = {unknown: "s"}
+    chat.writer.unknown = {unknown: "s"}
     chat.state.vocab = unknown
     with pytest.raises(BadRequest) as error:
         chat.writer.open_turn(chat.branch, opened(chat), "Yes")
