@@ -90,7 +90,7 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
         Setting(
             "host memory for KV that has to leave the KV cache (8G: 8 GiB), which is loaded again where "
             "that is quicker than computing it; auto: half of what is free, divided by the replicas "
-            "that share it; 0: none",
+            "and ranks that share it; 0: none",
             low=0,
             high=1 << 50,
             unit="bytes",
