@@ -47,8 +47,9 @@ class TextDelta(NamedTuple):
     """New text of a generation, everything since the last read.
 
     `cut`: how many characters of what was read before are taken back first. It is 0 but after
-    another client rolled the branch back. `tokens`, `logprobs`: where asked for. `parts`: what the text
-    is (answer, reasoning, call), where the session was opened with `parts=True`.
+    another client rolled the branch back, or after a server died that had not saved them. `tokens`,
+    `logprobs`: where asked for. `parts`: what the text is (answer, reasoning, call), where the session
+    was opened with `parts=True`.
     """
 
     branch: str
