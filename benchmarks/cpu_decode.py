@@ -17,7 +17,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -47,8 +47,13 @@ class AllThreads(ThreadChoice):
         pass
 
 
-def decode(executor: Any, batch: int, context: int, steps: int) -> list[float]:
-    """Seconds of each step. Opens and closes its rows."""
+Clock = Callable[[], float]
+
+
+def decode(
+    executor: Any, batch: int, context: int, steps: int, clock: Clock = time.perf_counter
+) -> list[float]:
+    """Seconds of each step by `clock`. Opens and closes its rows."""
     draw = random.Random(batch)
     length = context + steps + 1
     rows = range(batch)
@@ -60,9 +65,9 @@ def decode(executor: Any, batch: int, context: int, steps: int) -> list[float]:
     plan = StepPlan(0, decodes=pack(rows))
     times = []
     for _ in range(steps):
-        begin = time.perf_counter()
+        begin = clock()
         _run(executor, plan)
-        times.append(time.perf_counter() - begin)
+        times.append(clock() - begin)
     _run(executor, StepPlan(0, closes=pack(rows)))
     return times
 
@@ -83,14 +88,14 @@ def crowd(count: int) -> Iterator[None]:
             process.wait()
 
 
-def prefill(executor: Any, length: int) -> float:
-    """Seconds of one prompt in one step."""
+def prefill(executor: Any, length: int, clock: Clock = time.perf_counter) -> float:
+    """Seconds of one prompt in one step by `clock`."""
     draw = random.Random(length)
     prompt = pack(draw.randrange(executor.info.vocab_size) for _ in range(length))
     _run(executor, StepPlan(0, opens=[OpenRow(0, 0, pack(range(length)), 0, GREEDY)]))
-    begin = time.perf_counter()
+    begin = clock()
     _run(executor, StepPlan(0, extends=[ExtendRow(0, 0, prompt, True)]))
-    seconds = time.perf_counter() - begin
+    seconds = clock() - begin
     _run(executor, StepPlan(0, closes=pack([0])))
     return seconds
 

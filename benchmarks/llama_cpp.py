@@ -7,10 +7,10 @@
 FOLDER of --binaries holds llama.cpp's `llama-batched-bench`, `llama-bench` and `llama-server`. Files
 that --files lacks are made there, of random blocks (`gguf_shapes.py`). `speed`: decode at 1, 4 and 8
 streams behind 64 tokens each, and a prompt of 512; ours by the executor alone, theirs by their own
-benchmarks. Each repetition starts both programs anew. With --threads 1 rates are those of CPU time: a
-program's share of a core divides them, so neighbours count less. `start`: whole servers until they
-are ready, seconds on the clock and of CPU, then memory: the processes' own, and the file's pages that
-they have mapped.
+benchmarks. Each repetition starts both programs anew. With --threads 1 rates are those of CPU time, of
+theirs by the share of a core that the program had as a whole, so neighbours count less. `start`: whole
+servers until they are ready, seconds on the clock and of CPU, then memory: the processes' own, and the
+file's pages that they have mapped.
 """
 
 import argparse
@@ -46,13 +46,13 @@ def of_ours(model: Path, threads: int, steps: int) -> Rates:
     """Tokens a second by what is measured, in this process."""
     config = ModelConfig(path=model, device="cpu", threads=threads, kv_tokens=_SLOTS)
     executor = load_executor(config, lambda what, done: None)
-    begin, cpu, found = time.perf_counter(), time.process_time(), {}
+    clock, found = time.process_time if threads == 1 else time.perf_counter, {}
     for streams in STREAMS:
-        found[f"decode {streams}"] = streams * steps / sum(decode(executor, streams, CONTEXT, steps))
-    found[f"prompt {PROMPT}"] = PROMPT / prefill(executor, PROMPT)
-    share = (time.process_time() - cpu) / (time.perf_counter() - begin) if threads == 1 else 1.0
+        seconds = sum(decode(executor, streams, CONTEXT, steps, clock))
+        found[f"decode {streams}"] = streams * steps / seconds
+    found[f"prompt {PROMPT}"] = PROMPT / prefill(executor, PROMPT, clock)
     executor.close()
-    return {what: rate / share for what, rate in found.items()}
+    return found
 
 
 def _ours(model: Path, options: argparse.Namespace) -> Rates:
