@@ -64,7 +64,7 @@ from ramify.protocol.replicas_config import ReplicasConfig
 
 REQUESTS = 9  # whose median is told
 CHATS = 9  # and first deltas; the shortest counts
-STEP_SECONDS = 0.003  # long enough for a token to reach its socket before the next one comes
+STEP_SECONDS = 0.008  # long enough for a token to reach its socket before the next one comes
 
 LAYOUTS = {"default": (0, 0), "--gateways 2": (2, 0), "--replicas 2": (0, 2), "both": (2, 2)}
 ARRIVALS = ("ThreadExecutor._collect", "Link.data_received")  # what begins the way of a token
