@@ -82,13 +82,16 @@ class BlockComparer:
 
     def renew(self, path: str, slots: int) -> None:
         """From now on orders are about the host memory at `path`."""
-        self._memory = HostMemory(slots, self._size, path)
+        self._memory = None
+        with suppress(OSError):  # the executor that made it has died, too
+            self._memory = HostMemory(slots, self._size, path)
 
     def submit(self, orders: Iterable[CompareOrder]) -> None:
-        memory = self._memory
-        assert memory is not None
         for order in orders:
-            self._jobs.put((order, memory))
+            if self._memory is None:
+                self._done(CompareResult(order, "unknown"))
+            else:
+                self._jobs.put((order, self._memory))
 
     def close(self, grace: float = 1.0) -> None:
         """End the thread, behind at most the order that it is at."""

@@ -1,5 +1,6 @@
 """Blocks that are right but for rounding are equal; a damaged one differs, whatever its seal says."""
 
+import os
 import queue
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,17 @@ def test_what_cannot_be_compared_is_unknown(monkeypatch: pytest.MonkeyPatch) -> 
     assert stage.compare().verdict == "unknown"
     stage.fill(0, KEY, block("float32"))
     assert stage.compare().verdict == "unknown"  # no twin comes
+    stage.comparer.close()
+
+
+def test_the_memory_of_an_executor_that_died_at_once() -> None:
+    stage = Stage("float32")
+    stage.comparer.renew(f"/proc/{os.getpid()}/fd/99999", 4)
+    assert stage.compare().verdict == "unknown"
+    stage.comparer.renew(stage.memory.path, 4)
+    stage.fill(0, KEY, block("float32"))
+    stage.fill(1, TWIN, block("float32"))
+    assert stage.compare().verdict == "equal"
     stage.comparer.close()
 
 
