@@ -105,6 +105,7 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
         Setting(
             "folder for KV behind --kv-host, which a restart finds again; who reads it can find out "
             "what was said",
+            unit="DIR",
             default="none",
         ),
     ] = None

@@ -22,7 +22,7 @@ from ramify.clients.commands.screen import shown
 from ramify.clients.errors import ConnectionLost
 from ramify.clients.session_link import websocket_url
 from ramify.protocol.checkpoint.files import json_files
-from ramify.protocol.errors import ModelError
+from ramify.protocol.errors import ConfigError, ModelError
 
 MOST_BYTES = 1 << 20  # of a server's answer
 HERE_S = 1.0  # a server on this machine answers within this time, or is none
@@ -55,7 +55,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the facts as `name: value` lines. Raises ConnectionLost, ModelError."""
+    """Print the facts as `name: value` lines. Raises ConfigError, ConnectionLost, ModelError."""
+    if args.model is None and (args.tensor_parallel > 1 or args.expert_parallel):
+        raise ConfigError("--tensor-parallel and --expert-parallel are of a model: give --model too")
     if args.url is not None:
         facts = server_info(args.url, args.token or os.environ.get("RAMIFY_TOKEN"))
         try:

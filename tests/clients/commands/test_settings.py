@@ -200,6 +200,7 @@ ZERO = (  # which may be 0
     "--ageing",
     "--itl-target-ms",
     "--kv-host",  # none
+    "--kv-canary",  # none is compared
     "--window-tokens",  # layers with a window keep all
     "--retain-share",  # nothing is retained
     "--retain-leases",
