@@ -14,7 +14,7 @@ def command(*args: str) -> str:
 
 def _program() -> list[str]:
     called = Path(sys.argv[0])
-    if called.name in ("__main__.py", "cli.py"):  # python -m: the module's file
+    if called.name == "cli.py" or called.parts[-2:] == ("ramify", "__main__.py"):  # python -m
         return [sys.executable, "-m", "ramify"]
     if called.name != "ramify":
         return ["ramify"]  # as a library: nothing better is known
