@@ -932,7 +932,7 @@ def test_choices_of_ids_that_the_model_does_not_have_are_refused(
 ) -> None:
     session = alone()
     spelt(monkeypatch, [10, session.state.vocab])
-    monkeypatch.setattr(session.core.writer, "_unknown", {session.state.vocab: "<x>"})
+    monkeypatch.setattr(session.core.writer, "unknown", {session.state.vocab: "<x>"})
     assert begun(session, choices=["a"]) == []
     error = session.reply(2)
     assert (error.code, error.details["token"]) == ("bad_request", session.state.vocab)
