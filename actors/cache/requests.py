@@ -268,14 +268,14 @@ class RunningRequests:
                 self._resuming.distrust(run)
             self._finish(run, run.tip)
             return
-        if message.finite and not run.mixed:
+        if message.finite and run.proves:
             self._residency.prove(run.anchor)  # what it found; then what it computed
         end = run.tip
         if message.tokens:
             end = self._tree.insert(end, np.frombuffer(message.tokens, dtype=np.int32))
         self._publish(run, end, message.computed)
         self._compare(run)
-        if message.finite and not run.mixed:
+        if message.finite and run.proves:
             self._residency.prove(run.anchor)
         if self._resuming is not None:
             self._resuming.keep(run, end, message)
@@ -344,8 +344,7 @@ class RunningRequests:
         size = self._page_size
         anchor = run.anchor
         if cold and node.end // size > anchor.end // size:
-            # what is replayed stands on nodes that have KV: proven, they hide nothing
-            run.mixed = run.mixed or self._resuming is None or not node.proven
+            run.mixed = node
         for node in reversed(cold):
             if node.start < whole:
                 upper = self._tree.split(node, min(whole, node.end))

@@ -38,7 +38,15 @@ class PageLease:
     stored: list[bytes] = field(default_factory=list)  # keys of blocks that it loads, pinned until then
     loaded: int = 0  # tokens in them that are not on the device
     compared: dict[int, bytes] = field(default_factory=dict)  # pinned blocks by number: see `Canaries`
-    mixed: bool = False  # the path to the anchor has pages that another request computed meanwhile
+    mixed: Node | None = None  # the deepest node whose pages another request computed meanwhile
+
+    @property
+    def proves(self) -> bool:
+        """Whether its finite logits say that all KV to the anchor is good.
+
+        They were not sampled over what another one computed meanwhile. That one proves it.
+        """
+        return self.mixed is None or self.mixed.proven
 
     @property
     def end(self) -> int:

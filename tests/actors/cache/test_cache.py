@@ -689,3 +689,19 @@ def test_what_nobody_has_used_is_evicted_first_and_the_last_computed_before_the_
     b.open(6, [6] * 10)
     b.run(6, 6)
     assert b.resident(1, 3, 4, 6) == [10, 0, 10, 10]
+
+
+@pytest.mark.parametrize("first", [7, 8])
+def test_a_request_proves_its_own_behind_what_a_sibling_computed_once_that_is(bench, first) -> None:
+    """Logits of request 8 were sampled over its own copy of the last token; the tree has that of 7."""
+    b = bench(32)
+    for request in (7, 8):
+        b.open(request, PROMPT)
+        assert b.grant(request, request, extra=4).cached == 9 * (request == 8)
+        b.commit(request, 10)
+    for request in (first, 15 - first):
+        end = m.Commit(request, 12, pack([request, 1, 2]), final=True, finite=True)
+        b.cache.commit(end)
+        b.check()
+    own = {request: b.cache.branches.head(request).parent for request in (7, 8)}
+    assert (own[7].proven, own[8].proven) == (True, first == 7)

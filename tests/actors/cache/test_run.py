@@ -18,7 +18,7 @@ def array(*pages: int) -> np.ndarray:
 
 
 def test_a_run_begins_with_the_pages_of_its_grant(run: PageLease) -> None:
-    assert (run.request, run.branch, run.first, run.end, run.mixed) == (7, 1, 3, 6, False)
+    assert (run.request, run.branch, run.first, run.end, run.mixed) == (7, 1, 3, 6, None)
     assert run.rest().tolist() == [10, 11, 12]
 
 
