@@ -174,16 +174,19 @@ class Pictures:
     def _run(self, batch: Sequence[Picture]) -> Tensor:
         """Pictures of one size -> [B, tokens, 1 + deep, output] on the device."""
         rows, columns = self._patches.grid(batch[0])
-        with torch.cuda.stream(self._stream) if self._cuda else nullcontext():
+        with self._beside():
             patches = torch.stack([self._patches.cut(each) for each in batch])
             return self.tower.forward(patches, rows, columns)
 
     def _made_of(self, batch: Sequence[Picture]) -> list[Tensor]:
         """What the tower makes of each, in memory of its own, which goes with it."""
         made = self._run(batch)
-        if self._stream is None:
-            return [each.clone() for each in made] if len(batch) > 1 else [made[0]]
-        with torch.cuda.stream(self._stream):  # a copy on another one would not wait for the tower
+        with self._beside():  # a copy on another stream would not wait for the tower
             outputs = [each.clone() for each in made] if len(batch) > 1 else [made[0]]
-        self._stream.synchronize()
+        if self._stream is not None:
+            self._stream.synchronize()
         return outputs
+
+    def _beside(self) -> Any:
+        """The tower's stream, where it has one."""
+        return torch.cuda.stream(self._stream) if self._cuda else nullcontext()
