@@ -168,12 +168,13 @@ class Pace:
         return base + decode * (decodes * _UNITS[1]) + prompt * (prompts * _UNITS[2])
 
     def rate(self, decodes: int) -> float:
-        """Prompt tokens a second while prompts wait beside `decodes` decodes; 0.0: not known yet."""
-        slope = self._weights[2] * _UNITS[2]
-        if slope < 1e-12:
-            return 0.0
-        tokens = self.allowed if decodes else self._step
-        return tokens / self.expected(tokens, decodes)
+        """Prompt tokens a second while prompts wait beside `decodes` decodes; 0.0: not known yet.
+
+        Of a step at most twice as large as any seen: steps of a few tokens do not tell what thousands take.
+        """
+        tokens = min(self.allowed if decodes else self._step, 2 * max(self._known, self._full))
+        seconds = self.expected(tokens, decodes)
+        return tokens / seconds if seconds else 0.0
 
     def beside(self, decodes: int) -> int:
         """Most prompt tokens in a step with `decodes` decodes."""

@@ -504,3 +504,16 @@ def test_what_routers_are_told_of_the_pace():
     beside = pace.beside(64)
     assert pace.rate(64) == pytest.approx(beside / device.seconds(beside, 64), rel=0.1)
     assert pace.rate(64) < pace.rate(0)
+
+
+@pytest.mark.parametrize(("device", "step"), [(Device(), 8192), (Device(0.033, 2e-3, 1.6e-3), 2048)])
+def test_small_steps_alone_do_not_make_prompts_cheap(device, step):
+    """As after a restart: steps of one small size say little of what a token takes."""
+    pace = make(step=step, device="cpu")
+    best = step / device.seconds(step, 0)
+    for _ in range(20):
+        pace.learn(32, 0, device.seconds(32, 0))
+        assert 32 / device.seconds(32, 0) <= pace.rate(0) < 2 * best
+    for size in (64, 256, 1024):
+        pace.learn(size, 0, device.seconds(size, 0))
+    assert pace.rate(0) == pytest.approx(best, rel=0.2)
