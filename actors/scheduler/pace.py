@@ -170,7 +170,7 @@ class Pace:
     def rate(self, decodes: int) -> float:
         """Prompt tokens a second while prompts wait beside `decodes` decodes; 0.0: not known yet.
 
-        Of a step at most twice as large as any seen: steps of a few tokens do not tell what thousands take.
+        Of a step at most twice as large as any seen: small steps do not tell what thousands take.
         """
         tokens = min(self.allowed if decodes else self._step, 2 * max(self._known, self._full))
         seconds = self.expected(tokens, decodes)

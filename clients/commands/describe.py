@@ -62,14 +62,18 @@ def draw_tree(branches: list[BranchState], current: str) -> str:
 def holding(branches: list[BranchState], ttl_s: float | None, persist: str | None) -> str:
     """What the server has of a session, and for how long, for example
 
-    on the server: KV of 133 tokens; the session lives 10 min without clients; saved soon after changes
+    on the server: KV of up to 133 tokens; the session lives 10 min without clients; not saved
+
+    "Up to" of several branches: what a fork shares with its parent counts once, equal beginnings of
+    others do not.
     """
     names = {branch.branch for branch in branches}
     shared = [branch.at or 0 if branch.parent in names else 0 for branch in branches]
     own = sum(max(0, (branch.resident or 0) - at) for branch, at in zip(branches, shared, strict=True))
     lives = f"the session lives {duration(ttl_s)} without clients; " if ttl_s is not None else ""
     saved = SAVED.get(persist or "", "not saved: a restart of the server ends it")
-    return f"on the server: KV of {own} tokens; {lives}{saved}"
+    most = "up to " if own and len(branches) > 1 else ""
+    return f"on the server: KV of {most}{own} tokens; {lives}{saved}"
 
 
 def duration(seconds: float) -> str:

@@ -589,7 +589,7 @@ def test_what_the_server_has_and_for_how_long() -> None:
     ]
     assert draw_tree(branches, "a").splitlines()[0] == "  main: 9 tokens, 9 with KV, kept warm for 5 min"
     assert holding(branches, 600.0, "lazy").split("; ") == [
-        "on the server: KV of 16 tokens",
+        "on the server: KV of up to 16 tokens",
         "the session lives 10 min without clients",
         "saved soon after each change",
     ]
