@@ -20,14 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ramify.gpu.kv.host_memory import Bytes
+from ramify.gpu.kv.host_memory import RECORD, Bytes
 from ramify.protocol.errors import ConfigError
 
 MOST_PLACES = 1 << 20
 MOST_FILES = 64  # of the servers that share a folder
 _HEADER = struct.Struct("<8sIQ32sI")
 _RECORD = struct.Struct("<16sqIQB20sI")
-_SIZE = 64  # of both
+_SIZE = RECORD  # of both
 _MAGIC, _VERSION = b"RAMIFYKV", 2
 _EMPTY = bytes(_SIZE)
 
@@ -56,6 +56,8 @@ class DiskFile:
             self.name, self.index = _locked(folder, header)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._blocks = os.open(folder / f"{self.name}.blocks", flags, 0o600)
+            for descriptor in (self.index, self._blocks):  # that were there: a copy may be open to all
+                os.fchmod(descriptor, 0o600)
             records = self._opened(header)
         except OSError as error:
             raise ConfigError(f"--kv-disk {folder}: {error}; give a folder to write to") from error

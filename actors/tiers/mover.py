@@ -9,6 +9,7 @@ still be read is. Does not know which blocks are worth it.
 
 import asyncio
 import queue
+import stat
 import tempfile
 import threading
 import time
@@ -34,13 +35,23 @@ log = get_log(__name__)
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ConfigError if nothing can be written to `folder`, which is made if it is not there."""
+    """Raises ConfigError if nothing can be written to `folder`, which is made if it is not there.
+
+    Warns if others may look into it: what they read there is what was said.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=folder):
             pass
+        mode = stat.S_IMODE(folder.stat().st_mode)
     except OSError as error:
         raise ConfigError(f"--kv-disk {folder}: {error}; give a folder to write to") from error
+    if mode & 0o077:
+        log.warning(
+            "others may look into the folder of --kv-disk: chmod 700 it",
+            path=str(folder),
+            mode=f"{mode:o}",
+        )
 
 
 async def open_disk(

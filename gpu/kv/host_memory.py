@@ -28,6 +28,7 @@ Words = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd
+RECORD = 64  # bytes that a disk keeps of each block, beside it
 _PAGE = 4096
 
 

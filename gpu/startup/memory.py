@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from ramify.gpu.kv.host_memory import RECORD
 from ramify.gpu.kv.layout import FP8
 from ramify.gpu.models.definition import Definition
 from ramify.gpu.step.step_rows import spare_states
@@ -243,11 +244,16 @@ def host_blocks(info: ExecutorInfo, config: ModelConfig, free: int) -> int:
 
 
 def check_host(info: ExecutorInfo, config: ModelConfig) -> None:
-    """Refuse what `--kv-host` cannot be before the weights are loaded. Those of a CPU, and its KV cache,
-    take memory, too: `host_blocks` decides when they are there.
+    """Refuse what `--kv-host` and `--kv-disk-bytes` cannot be before the weights are loaded. Those of a
+    CPU, and its KV cache, take memory, too: `host_blocks` decides when they are there.
 
     Raises ModelError.
     """
+    least = BLOCK * info.kv_bytes_per_token * config.tensor_parallel + RECORD
+    if config.kv_disk is not None and config.kv_disk_bytes < least:
+        raise ModelError(
+            f"--kv-disk-bytes {config.kv_disk_bytes}: a block takes {least}; give at least that"
+        )
     if config.kv_host > 0:
         host_blocks(info, config, _host_bytes(config))
 

@@ -147,6 +147,20 @@ def test_what_cannot_be_used_is_said_with_its_mend(tmp_path: Path) -> None:
     assert not list((tmp_path / "new").iterdir())
 
 
+def test_others_do_not_read_what_was_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    check_folder(tmp_path / "new")
+    opened(tmp_path / "new").close()
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    assert not caplog.messages
+    for path in (tmp_path / "new").iterdir():
+        path.chmod(0o644)
+    (tmp_path / "new").chmod(0o755)
+    check_folder(tmp_path / "new")
+    assert "chmod 700" in caplog.text
+    opened(tmp_path / "new").close()
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "new").iterdir()} == {0o600}
+
+
 def test_nothing_is_written_to_a_file_that_was_removed(tmp_path: Path) -> None:
     file = opened(tmp_path / "kv")
     file.write(0, key(0), 10, block(0))

@@ -186,3 +186,14 @@ def test_more_than_the_machine_has_is_refused_before_weights_are_loaded() -> Non
         check_host(plain, ModelConfig(path=Path(), kv_host=wanted))
     with pytest.raises(ModelError, match="bytes are free; give at most that"):
         check_host(plain, ModelConfig(path=Path(), kv_host=1 << 50))
+
+
+def test_a_disk_too_small_for_one_block_is_refused_before_weights_are_loaded() -> None:
+    plain = msgspec.structs.replace(info(4096, 0, 0), device="cpu")
+    block = 64 * 4096
+    enough = ModelConfig(path=Path(), kv_host=1 << 20, kv_disk=Path("kv"), kv_disk_bytes=block + 64)
+    check_host(plain, enough)
+    with pytest.raises(ModelError, match=f"a block takes {block + 64}; give at least that"):
+        check_host(plain, msgspec.structs.replace(enough, kv_disk_bytes=block + 63))
+    with pytest.raises(ModelError, match=f"a block takes {2 * block + 64}"):
+        check_host(plain, msgspec.structs.replace(enough, tensor_parallel=2))
