@@ -48,18 +48,18 @@ SIZES = {
     "actors/tokenizer": (10, 24),
     "protocol": (37, 64),
     "clients": (83, 138),
-    "gpu": (236, 390),
+    "gpu": (239, 392),
     "benchmarks": (34, 94),
 }
 # measure: bound, goal
 COUNTS = {
     "functions over complexity 20": (0, 0),
-    "files over 450 lines": (1, 0),
+    "files over 450 lines": (0, 0),
     "class names that exist twice": (0, 0),
     "floors of session/": (10, 10),
     "sequences unpacked where they are written": (0, 0),
     "private uses across objects": (19, 7),  # nine are of torch and argparse
-    "private uses in tests": (243, 0),
+    "private uses in tests": (237, 0),
 }
 
 

@@ -14,41 +14,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.gpu.attention.groups import is_grouped
 from ramify.gpu.attention.registry import KernelChoice
 from ramify.gpu.drafting.device import DeviceDrafter
 from ramify.gpu.drafting.device_drafts import DeviceDrafts
 from ramify.gpu.executors.base import Counters
+from ramify.gpu.executors.device_pages import DevicePages
 from ramify.gpu.executors.follower import ToldStep
 from ramify.gpu.executors.launched_step import DraftedLines, LaunchedStep, Obeyed
-from ramify.gpu.kv.cuda_blocks import Loaded, device_blocks
-from ramify.gpu.kv.layout import KVPool, copy_pages
+from ramify.gpu.executors.step_frames import StepFrames
+from ramify.gpu.executors.step_kernels import StepKernels, layer_sizes
+from ramify.gpu.kv.cuda_blocks import Loaded
+from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.base import ShownPictures
-from ramify.gpu.ops.fixed_states import state_room, state_tables
-from ramify.gpu.ops.gluon_check import gluon_works
 from ramify.gpu.ops.invariant_linear import InvariantProducts
-from ramify.gpu.ops.tilings import LayerSizes
 from ramify.gpu.ops.triton_conv import take_back
 from ramify.gpu.ops.triton_linear import Products
 from ramify.gpu.ops.triton_ops import LazyStream, TritonOps
-from ramify.gpu.programmatic_launch import overlaps
 from ramify.gpu.progress import Progress
 from ramify.gpu.sampling.acceptance import draft_ends
 from ramify.gpu.sampling.automata import Constrained
 from ramify.gpu.sampling.cuda_sampler import CudaSampler, Drafts
 from ramify.gpu.sampling.device_constraints import DeviceConstraints
-from ramify.gpu.sampling.scoring import arrays, score, slice_lines
-from ramify.gpu.sampling.triton_sampling import sample_into
 from ramify.gpu.sampling.verifier import Verifier
-from ramify.gpu.step.buckets import NOTHING, Bucket, decode_buckets, largest, tailored
+from ramify.gpu.step.buckets import Bucket, decode_buckets, largest
 from ramify.gpu.step.graphs import StepGraphs
-from ramify.gpu.step.inputs import NO_DRAWS, Plan, StepFrame, StepInputs, lay, layout
-from ramify.gpu.step.rows import PlanError, RowTable, Scored, StepRows
-from ramify.gpu.step.staging import RING, Download, StepClock, Upload, frame_bytes
+from ramify.gpu.step.inputs import StepFrame, StepInputs
+from ramify.gpu.step.rows import RowTable, StepRows
+from ramify.gpu.step.staging import RING, Download, StepClock, Upload
 from ramify.gpu.step.step_rows import within
 from ramify.gpu.vision.pictures import Pictures
-from ramify.gpu.vision.placing import MOVED_TURNS, extending, lay_moved_turns, shows
+from ramify.gpu.vision.placing import extending, shows
 from ramify.protocol.plan import ExecutorInfo, OpenRow, StepPlan
 from ramify.protocol.sampling import SamplingParams
 
@@ -76,18 +72,9 @@ class CudaExecutor:
         self.rows = table
         self._device = model.device
         self._pool = pool
-        # one row more than there are: padding runs in it, at position 0 of the padding slot's page
-        self._spare = info.max_rows
-        self._shifts = np.zeros(info.max_rows + 1, dtype=np.int64)  # of `lay_moved_turns`
-        windowed = info.window_pages > 0
-        shape = 1 + windowed, info.max_rows + 1, -(-table.max_length // info.page_size)
-        # one tensor, so that one launch writes what a plan adds to both
-        self._tables = torch.full(shape, pool.pages, dtype=torch.int32, device=self._device)
-        self._pages, windows = self._tables[0], self._tables[-1]
-        if windowed:
-            windows.fill_(info.window_pages)
+        self.pages = pages = DevicePages(pool, table, info, self._device)
         slots = pool.padding_slot + 1 if drafter is not None and drafter.reads_tokens else None
-        self._verifier = Verifier(info.max_drafts, self._pages, info.page_size, slots, draft_ends(info))
+        self._verifier = Verifier(info.max_drafts, pages.full, info.page_size, slots, draft_ends(info))
         self._last = self._verifier.last
         # of each line that samples: its token, whether that is output (only of steps with drafts),
         # and whether its constraint allowed no other (only of lines that have one)
@@ -99,37 +86,28 @@ class CudaExecutor:
         if info.constrains:
             self.constraints = DeviceConstraints(info, table, self._device)
         self.drafts = DeviceDrafts(table, drafter, self.constraints, self._verifier)
-        # of whatever step runs: were each graph to keep its own, they would fill a gigabyte
-        self._logits = torch.empty(
-            (info.max_rows, info.vocab_size), dtype=model.dtype, device=self._device
+        shapes = model.config.attention_shapes(
+            model.dtype, info.window_pages > 0, info.kv_dtype == "fp8"
         )
-        shapes = model.config.attention_shapes(model.dtype, windowed, info.kv_dtype == "fp8")
-        self._attention = attention.back_end(table, shapes, self._device, self._pages, windows)
-        self._model = model
-        self._unlike_layers = model.unlike_layers()
+        self._attention = attention.back_end(table, shapes, self._device, pages.full, pages.windows)
         products = (InvariantProducts if attention.deterministic else Products)(self._device)
-        self._ops = make_ops(
-            pool, self._pages, self._last, self._attention, products, layer_sizes(model, products),
-            model.rotaries, windows=windows,
+        ops = make_ops(
+            pool, pages.full, self._last, self._attention, products, layer_sizes(model, products),
+            model.rotaries, windows=pages.windows,
         )  # fmt: skip
         if drafter is not None:
             drafter.join(self._attention, products)
+        self._kernels = StepKernels(model, ops, drafter, self._verifier, self._tokens, info)
         self._sampler = CudaSampler(info.max_rows + 1, info.vocab_size, self._device)
         decodes = decode_buckets(info.max_rows)[-1]
         most = [largest(info.max_rows, info.step_tokens), *self.forms(decodes)]
-        sizes = [frame_bytes(layout(bucket, self._room(bucket))) for bucket in most]
-        self._steps = Upload(self._device, fixed=max(sizes))
-        self._frames: dict[tuple[int, Bucket], StepFrame] = {}  # by ring entry, into `_steps`
-        self._extras = Upload(self._device)
-        self._page_uploads = Upload(self._device)
-        self._copies = Upload(self._device)
-        self._blocks = device_blocks(pool, info.host_blocks) if info.host_blocks else None
-        if self._blocks is not None:
-            self.info = self._blocks.host.described(info)
-        self._held = Upload(self._device)
+        self._frames = StepFrames(
+            info, table, self._attention, self._sampler, self.drafts, pictures,
+            states=pool.states is not None, largest=most, device=self._device,
+        )  # fmt: skip
+        if pages.blocks is not None:
+            self.info = pages.blocks.host.described(info)
         self._unsampled = Upload(self._device)
-        self._targets = Upload(self._device)
-        self._slice = min(info.max_rows, slice_lines(info.vocab_size))
         self._download = Download(self._results.view(-1))
         self._clocks = [StepClock(self._device) for _ in range(RING)]
         self._ring: list[LaunchedStep | None] = [None] * RING
@@ -181,7 +159,7 @@ class CudaExecutor:
         more = obeyed = None
         clock.start()
         lost = self._move(entry, clock, plan)
-        self._upload_pages(entry)
+        self.pages.upload(entry)
         if len(step.rows):
             late = self.drafts.late
             self._sampler.model_begins()
@@ -195,9 +173,9 @@ class CudaExecutor:
                 self._sampler.follow(self.constraints.automata, self._tokens, kept, self._forced)
                 obeyed = np.flatnonzero(constrained.kinds >= 0)
             if step.scored is not None and final is not None:
-                scores = self._score(entry, step.scored, final)
+                scores = self._kernels.score(entry, step.scored, final)
                 more = scores if more is None else torch.cat((more, scores))
-        self._hold_states(entry, step)
+        self.pages.hold_states(entry, step)
         arrives = len(rows) + len(scored) > 0
         clock.stop(fetched=arrives)
         results, fetched = np.empty(0, dtype=np.int32), None
@@ -228,23 +206,22 @@ class CudaExecutor:
         self._ring[entry] = None
         step = self._begin(entry, plan)
         self._move(entry, self._clocks[entry], plan)
-        self._upload_pages(entry)
+        self.pages.upload(entry)
         if len(step.rows):
             late = self.drafts.late
-            frame = self._tailor(entry, step, late)
+            frame = self._frames.tailored(entry, step, late)
             inputs = frame.device
             self._guess(entry, inputs, step, late)
-            final = self._compute(inputs, shown=self._shown(frame, step))
-            self._logits_of(final, inputs.sampled_lines, len(step.sampling))
+            final = self._kernels.compute(inputs, shown=self._shown(frame, step))
+            self._kernels.logits_of(final, inputs.sampled_lines, len(step.sampling))
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         sampling = len(step.sampling)
-        return step, self._logits[:sampling].float() if sampling else None
+        return step, self._kernels.logits[:sampling].float() if sampling else None
 
     def run_padding(self, bucket: Bucket) -> None:
         """Launch a step of padding as large as `bucket` without a graph. Nothing reads its results."""
-        self._pad(bucket)
-        self._replayed(bucket)
+        self._kernels.issue(self._frames.padding(bucket).device)
 
     @torch.inference_mode()
     def warm(self, buckets: Sequence[Bucket]) -> None:
@@ -254,7 +231,7 @@ class CudaExecutor:
         """
         if self._device.type == "cuda":
             self._warm_sampler()
-            self._score_padding(1)
+            self._kernels.score_padding(1)
             torch.cuda.synchronize()  # the ring entry is used again
             for bucket in buckets:
                 self._warm(bucket)
@@ -282,9 +259,13 @@ class CudaExecutor:
         sampling = SamplingParams(top_p=0.5, presence_penalty=0.5, logprobs=1)
         rows = np.arange(self.info.max_rows)
         self._sampler.apply(0, [], [OpenRow(row, 0, b"", 0, sampling) for row in rows.tolist()])
-        self._logits.zero_()  # the flattest distribution: half of the vocabulary stays
-        self._sampler.resample(0, self._logits, rows, rows, self._last, self._tokens)
-        self._score_padding(self._slice)
+        self._kernels.logits.zero_()  # the flattest distribution: half of the vocabulary stays
+        self._sampler.resample(0, self._kernels.logits, rows, rows, self._last, self._tokens)
+        self._kernels.score_padding(self._kernels.slice)
+
+    @property
+    def model(self) -> Decoder:
+        return self._kernels.model
 
     @property
     def device(self) -> torch.device:
@@ -306,14 +287,13 @@ class CudaExecutor:
             self.tower.close()
         if self._device.type == "cuda":
             torch.cuda.synchronize()
-        if self._blocks is not None:
-            self._blocks.close()
+        self.pages.close()
         self._graphs.close()
         if self.drafts.drafter is not None:
             self.drafts.drafter.close()
         self._ring.clear()  # its steps hold the executor
-        del self._graphs, self._model, self._ops, self._attention, self._pages, self._tables
-        del self._logits, self._pool, self.drafts, self.tower
+        del self._graphs, self._kernels, self._attention, self.pages, self._frames
+        del self._pool, self.drafts, self.tower
 
     # --- the host's part of a step ---
 
@@ -338,8 +318,7 @@ class CudaExecutor:
         if plan.closes or plan.opens:
             closes = np.frombuffer(plan.closes, dtype=np.int32).tolist()
             self._sampler.apply(entry, closes, plan.opens)
-            for opened in plan.opens:
-                self._shifts[opened.row] = sum(each.shift for each in opened.pictures)
+            self._frames.opened(plan.opens)
         self.counters.count(step.computed)
         return step.with_short_extends_as_decodes()
 
@@ -351,63 +330,8 @@ class CudaExecutor:
             self._last.index_copy_(0, sent["rows"], sent["tokens"])
 
     def _move(self, entry: int, clock: StepClock, plan: StepPlan | ToldStep) -> Loaded | None:
-        """Save blocks, copy pages and load blocks, ahead of all that writes a page. Returns what tells,
-        once the step is over, the slots of blocks that could not be loaded.
-        """
-        lost = None
-        if self._blocks is not None:
-            self._blocks.begin()
-            if plan.saves:
-                self._blocks.save(plan.saves)
-        self._copy_pages(entry)
-        if self._blocks is not None and plan.loads:
-            lost = self._blocks.load(plan.loads)
-        if plan.saves or plan.loads:
-            clock.moved()
-        return lost
-
-    def _copy_pages(self, entry: int) -> None:
-        """Copy the pages that the plan says, ahead of all that writes any."""
-        if self.rows.copies is None:
-            return
-        sources, targets = self.rows.copies
-        sent = self._copies.send(entry, sources=sources, targets=targets)
-        pages = sent["sources"], sent["targets"]
-        self._pool.copy(*pages)
-        if self._verifier.tokens is not None:
-            copy_pages(self._verifier.tokens, self._pool.page_size, *pages)
-
-    def _upload_pages(self, entry: int) -> None:
-        """Write what the plan added to the page tables into the one on the device."""
-        if not self.rows.updates:
-            return
-        rows, first, last = np.array(self.rows.updates).T
-        counts = last - first
-        total = int(counts.sum())
-        column = np.arange(total) + np.repeat(first - (np.cumsum(counts) - counts), counts)
-        row = np.repeat(rows, counts)
-        places, pages = row * self._pages.shape[1] + column, self.rows.pages[row, column]
-        if len(self._tables) > 1:
-            places = np.concatenate([places, places + self._pages.numel()])
-            pages = np.concatenate([pages, self.rows.windows[row, column]])
-        sent = self._page_uploads.send(entry, places=places, pages=pages)
-        self._tables.view(-1).index_copy_(0, sent["places"], sent["pages"])
-
-    def _hold_states(self, entry: int, step: StepRows) -> None:
-        """Give rows that sat the step out the state that they had, in the slot that they were to write.
-
-        Raises PlanError if one of them ran several tokens: the state before its last one is lost.
-        """
-        if step.states is None or self._pool.states is None or step.asked is None:
-            return
-        n = step.extends
-        ran = np.isin(step.rows[:n], step.asked) & ~np.isin(np.arange(n), step.sampling)
-        if (step.counts[:n][ran] > 1).any():
-            raise PlanError(f"rows {step.rows[:n][ran].tolist()} sit out behind several tokens")
-        held = step.states[:0] if step.held is None else step.held
-        sources, targets = np.unique(np.concatenate([held, step.states[:n][ran]]), axis=0).T
-        sent = self._held.send(entry, sources=sources, targets=targets)
-        self._pool.states.copy(sent["sources"], sent["targets"])
+        """Move what the plan says, as `DevicePages.move`."""
+        return self.pages.move(entry, clock, plan, self._verifier.tokens)
 
     def _run(self, entry: int, step: StepRows, late: bool) -> tuple[StepFrame, LazyStream | None]:
         """Upload the step and issue it, by a graph if one holds it.
@@ -416,18 +340,16 @@ class CudaExecutor:
         """
         eager = step.scored is not None or shows(step, self.rows.pictures)
         bucket = None if eager else self._graphs.find(step)
-        if bucket is not None:
-            bucket, plan = self._plan(step, bucket, captured=True)
-            frame = self._frame(entry, bucket)
-            self._fill(entry, frame, step, plan, late)
-            self._guess(entry, frame.device, step, late)
-            self._download.settle()
-            self._graphs.replay(bucket)
-            return frame, None
-        frame = self._tailor(entry, step, late)
+        if bucket is None:
+            frame = self._frames.tailored(entry, step, late)
+        else:
+            frame = self._frames.captured(entry, step, bucket, late)
         self._guess(entry, frame.device, step, late)
         self._download.settle()
-        return frame, self._issue(frame.device, shown=self._shown(frame, step))
+        if bucket is None:
+            return frame, self._kernels.issue(frame.device, shown=self._shown(frame, step))
+        self._graphs.replay(frame.device.bucket)
+        return frame, None
 
     def _guess(self, entry: int, inputs: StepInputs[Tensor], step: StepRows, late: bool) -> None:
         """Launch what goes ahead of the model: corrections of a step that is `late`, then guesses."""
@@ -439,60 +361,6 @@ class CudaExecutor:
         if self.tower is None or not pictures:
             return None
         return self.tower.shown(frame.host.rows, frame.host.positions, pictures)
-
-    def _tailor(self, entry: int, step: StepRows, late: bool) -> StepFrame:
-        """Upload the step as large as it is."""
-        bucket = tailored(step, self.static_extends and self._device.type == "cuda")
-        bucket, plan = self._plan(step, bucket, captured=False)
-        room = plan | self._turns_room(bucket)
-        frame = StepFrame(bucket, self._extras.frame(entry, layout(bucket, room)))
-        self._fill(entry, frame, step, plan, late)
-        return frame
-
-    def _frame(self, entry: int, bucket: Bucket) -> StepFrame:
-        """Where the graph of `bucket` reads its step, through ring entry `entry`."""
-        frame = self._frames.get((entry, bucket))
-        if frame is None:
-            fields = layout(bucket, self._room(bucket))
-            frame = StepFrame(bucket, self._steps.frame(entry, fields))
-            self._frames[entry, bucket] = frame
-        return frame
-
-    def _fill(self, entry: int, frame: StepFrame, step: StepRows, plan: Plan, late: bool) -> None:
-        draws = self._sampler.draws_for(step.rows[step.sampling], step.draws)
-        lay(frame.host, step, draws, plan, self._spare)
-        if self.rows.pictures and self.tower is not None and self.tower.turned:
-            host, extended = frame.host, extending(step, self.rows.pictures)
-            moved = host.plan[MOVED_TURNS]
-            lay_moved_turns(moved, host.rows, host.positions, self._shifts, extended)
-        self.drafts.lay(entry, frame.host, step, late, self._sampler.seeds)
-        self._send(frame)
-
-    def _send(self, frame: StepFrame) -> None:
-        frame.send()
-        if not frame.host.extended:
-            self._attention.plan_decodes(frame.host.rows, frame.host.positions)
-
-    def _plan(self, step: StepRows, bucket: Bucket, captured: bool) -> tuple[Bucket, Plan]:
-        """The attention's and the states' part of a step, and the bucket: grouped if decodes share keys,
-        drafted."""
-        plan = self._attention.plan(step, bucket, captured)
-        if plan and not step.extends:
-            drafted = step.lines is not None
-            bucket = replace(bucket, grouped=is_grouped(plan), drafted=drafted)
-        return bucket, plan | state_tables(step, bucket, self.info.state_slots + 1)
-
-    def _room(self, bucket: Bucket) -> Plan:
-        """Zeros, as large as such a part can be."""
-        room = self._attention.room(bucket)
-        room = room if self._pool.states is None else room | state_room(bucket)
-        return room | self._turns_room(bucket)
-
-    def _turns_room(self, bucket: Bucket) -> Plan:
-        """Where it is said how tokens of a model that sees pictures turn."""
-        if self.tower is None or not self.tower.turned:
-            return {}
-        return {MOVED_TURNS: np.zeros((3, bucket.lines), dtype=np.int32)}
 
     def _accept(self, step: StepRows, frame: StepFrame) -> None:
         self._verifier.accept(frame.device, len(step.sampling), self._tokens, self._kept)
@@ -509,12 +377,12 @@ class CudaExecutor:
     def _warm_sampler(self) -> None:
         """Launch what no bucket does: what some rows ask for, and what steps with drafts need."""
         self._sampler.warm(
-            self._logits.dtype, self._spare, self._last, self._tokens, self._kept, self._forced,
-            self._verifier, None if self.constraints is None else self.constraints.automata,
+            self._kernels.logits.dtype, self.info.max_rows, self._last, self._tokens, self._kept,
+            self._forced, self._verifier,
+            None if self.constraints is None else self.constraints.automata,
         )  # fmt: skip
         for bucket in (Bucket(0, 0, 1, 1), Bucket(16, 1, 0, 1)):
-            self._pad(bucket)
-            inputs = self._frame(0, bucket).device
+            inputs = self._frames.padding(bucket).device
             self._verifier.correct(inputs)
             if self.drafts.drafter is not None:
                 self.drafts.drafter.warm(inputs, self._verifier)
@@ -524,52 +392,13 @@ class CudaExecutor:
 
     # --- the device's part ---
 
-    def _pad(self, bucket: Bucket) -> None:
-        """Upload a step of padding to where the graph of `bucket` reads."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()  # the ring entry may be in use
-        frame = self._frame(0, bucket)
-        lay(frame.host, NOTHING, NO_DRAWS, {}, self._spare)
-        self._send(frame)
-
     def _warm(self, bucket: Bucket) -> None:
         """Upload a step of padding and launch each of its kernels once, in place of each layer's."""
-        self._pad(bucket)
-        self._issue(self._frame(0, bucket).device, abridged=True)
+        self._kernels.issue(self._frames.padding(bucket).device, abridged=True)
 
     def _replayed(self, bucket: Bucket) -> None:
         """What the graph of `bucket` holds."""
-        self._issue(self._frame(0, bucket).device)
-
-    def _issue(
-        self, inputs: StepInputs[Tensor], abridged: bool = False, shown: ShownPictures | None = None
-    ) -> LazyStream:
-        """Issue a step's kernels, its sampler included."""
-        final = self._compute(inputs, abridged, shown)
-        if inputs.bucket.sampling:
-            logits = self._logits_of(final, inputs.sampled_lines, inputs.bucket.sampling)
-            sample_into(
-                logits, inputs.rows_that_sample, inputs.temperatures, inputs.uniforms, self._last,
-                self._tokens,
-            )  # fmt: skip
-        return final
-
-    def _compute(
-        self, inputs: StepInputs[Tensor], abridged: bool = False, shown: ShownPictures | None = None
-    ) -> LazyStream:
-        """Run the model. `abridged`: only layers that together launch all of its kernels."""
-        self._verifier.remember(inputs)
-        layers = self._unlike_layers if abridged else None
-        final = self._model.forward(inputs, self._ops, layers, shown=shown)
-        if self.drafts.drafter is not None and self.drafts.drafter.follows:
-            self.drafts.drafter.ran(self._ops.whole(final), inputs)
-        return final
-
-    def _logits_of(self, final: LazyStream, lines: Tensor | None, count: int) -> Tensor:
-        """[count, vocabulary] of `lines` of the model's output (None: of all), where all logits go."""
-        if not count:
-            return self._logits[:0]
-        return self._model.logits(final, lines, self._ops, self._logits[:count])
+        self._kernels.issue(self._frames.graphs(0, bucket).device)
 
     def _resample(
         self,
@@ -587,43 +416,13 @@ class CudaExecutor:
             numbers = within(step.lines)
             drafts = Drafts(numbers, inputs[: len(step.sampling)], self._verifier.inputs)
         return self._sampler.resample(
-            entry, self._logits, step.rows[step.sampling], step.draws, self._last, self._tokens,
+            entry, self._kernels.logits, step.rows[step.sampling], step.draws, self._last, self._tokens,
             self._verifier if late else None, drafts, constrained,
             None if self.constraints is None else self.constraints.automata,
         )  # fmt: skip
-
-    def _score(self, entry: int, scored: Scored, final: LazyStream) -> Tensor:
-        """int32, the bits of `score`. What was sampled from is overwritten."""
-
-        def logits_of(lines: Tensor) -> Tensor:
-            return self._logits_of(final, lines, len(lines))
-
-        views = self._targets.send(entry, **arrays(scored))
-        return score(scored, views, logits_of, self._slice).view(torch.int32)
-
-    def _score_padding(self, lines: int) -> None:
-        """Score as a step would that has targets at so many positions."""
-        places = np.arange(lines)
-        scored = Scored(places, places, np.zeros(lines, dtype=np.int32), places, 0 * places)
-        self._score(0, scored, self._ops.blank(lines))
 
 
 def drafts_of(step: StepRows, frame: StepFrame) -> Tensor:
     """int32[n, 3] of a step with drafts: the states behind each draft, see `take_back`."""
     assert step.lines is not None
     return frame.device.plan["state_drafts"][: int((step.lines - 1).sum())]
-
-
-def layer_sizes(model: Decoder, products: Products) -> LayerSizes:
-    """The sizes and abilities by which `tilings` chooses kernels for the model's products."""
-    config, attention = model.config, model.config.attention
-    tried = products.follows_tilings and model.dtype == torch.bfloat16  # else Gluon is never chosen
-    return LayerSizes(
-        hidden=config.hidden_size,
-        attention=attention.width,
-        qkv=attention.rows,
-        intermediate=config.intermediate_size,
-        dtype=model.dtype,
-        overlaps=overlaps(model.device),
-        gluon=tried and gluon_works(model.device),
-    )

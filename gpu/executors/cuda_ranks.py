@@ -56,8 +56,8 @@ class CudaLeader(CudaExecutor):
     ) -> None:  # fmt: skip
         super().__init__(model, pool, table, info, attention, drafter, make_ops=ranked(ranks, info))
         self._ranks, self._others = ranks, RankTold(ranks, table)
-        if self._blocks is not None:
-            self.info = self._blocks.host.described(info, whole=False)
+        if self.pages.blocks is not None:
+            self.info = self.pages.blocks.host.described(info, whole=False)
 
     def close(self) -> None:
         was = self._closed
@@ -98,8 +98,8 @@ class CudaFollower(CudaExecutor, Follower):
         """`drafter`: takes part in what rank 0's runs."""
         alone = msgspec.structs.replace(info, constrains=False)
         super().__init__(model, pool, table, alone, attention, drafter, make_ops=ranked(ranks, info))
-        if self._blocks is not None:
-            self.info = self._blocks.host.described(alone, whole=False)
+        if self.pages.blocks is not None:
+            self.info = self.pages.blocks.host.described(alone, whole=False)
         self._mirror = table
         self._ranks = ranks
         self._decoder, self._late = msgspec.msgpack.Decoder(ToldStep), False
@@ -126,7 +126,7 @@ class CudaFollower(CudaExecutor, Follower):
         clock.start()
         self._mirror.put(told)
         loaded = self._move(entry, clock, told)
-        self._upload_pages(entry)
+        self.pages.upload(entry)
         step = told.rows()
         self.counters.count(step.computed)
         if len(step.rows):
@@ -135,8 +135,8 @@ class CudaFollower(CudaExecutor, Follower):
             if step.lines is not None and self._pool.states is not None:
                 self._take_back_states(drafts_of(step, frame))
             if step.scored is not None and final is not None:
-                self._score(entry, step.scored, final)
-        self._hold_states(entry, step)
+                self._kernels.score(entry, step.scored, final)
+        self.pages.hold_states(entry, step)
         clock.stop(fetched=False)
         if loaded is not None:  # rank 0 asks with the step's result
             lost_slots(self._ranks, loaded()[0], told.loads)

@@ -53,7 +53,7 @@ class TorchExecutor(HostExecutor[_Output]):
         if others is not None:
             make_ops = partial(RankedTorchOps, others.ranks, info.vocab_size)
         super().__init__(table, info, drafter, pool, model.device, others, pictures)
-        self._model = model
+        self.model = model
         self._attention = attention
         self._last = torch.zeros(info.max_rows, dtype=torch.int64, device=model.device)
         self._ops = make_ops(pool, self._last, attention)
@@ -73,11 +73,11 @@ class TorchExecutor(HostExecutor[_Output]):
         return done
 
     def _release(self) -> None:
-        del self._model, self._attention, self._ops
+        del self.model, self._attention, self._ops
 
     def _compute(self, step: StepRows) -> _Output:
         if not len(step.rows):
-            nothing = self._model.embedding[:0]
+            nothing = self.model.embedding[:0]
             return ResidualStream(nothing, nothing), None
         pictures, shown = self.rows.pictures, None
         turned = pictures if self.tower is not None and self.tower.turned else {}
@@ -85,7 +85,7 @@ class TorchExecutor(HostExecutor[_Output]):
         if pictures and self.tower is not None:
             rows, positions = (part.cpu().numpy() for part in (inputs.rows, inputs.positions))
             shown = self.tower.shown(rows, positions, pictures)
-        stream = self._model.forward(inputs, self._ops, shown=shown)
+        stream = self.model.forward(inputs, self._ops, shown=shown)
         if isinstance(self.drafts.drafter, MtpDrafter):
             self.drafts.drafter.saw(stream.normed)
         return stream, inputs.sampled_lines
@@ -103,10 +103,10 @@ class TorchExecutor(HostExecutor[_Output]):
         return tokens, sampled.logprobs
 
     def _logits(self, step: StepRows, output: _Output) -> Tensor:
-        return self._model.logits(*output, self._ops).float()
+        return self.model.logits(*output, self._ops).float()
 
     def _logits_at(self, lines: Tensor, output: _Output) -> Tensor:
-        return self._model.logits(output[0], lines, self._ops).float()
+        return self.model.logits(output[0], lines, self._ops).float()
 
     def _set_last(self, rows: Ints, tokens: Ints) -> None:
         self._last[torch.from_numpy(rows).to(self._device)] = torch.from_numpy(tokens).to(self._device)

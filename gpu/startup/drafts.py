@@ -154,7 +154,7 @@ def device_drafter(
         return triton_ngram.DeviceNgramDrafter()
     from ramify.gpu.drafting.device_model import DeviceModelDrafter
     from ramify.gpu.drafting.device_mtp import DeviceMtpDrafter, FollowingMtp
-    from ramify.gpu.executors.cuda_executor import layer_sizes
+    from ramify.gpu.executors.step_kernels import layer_sizes
     from ramify.gpu.ops.triton_linear import Products
 
     decoder = model.decoder if isinstance(model, MtpLayer) else model

@@ -59,7 +59,7 @@ class Executor:
         if isinstance(executor, FakeExecutor):
             self.spoil(0)
         else:
-            model = executor._model
+            model = executor.model
             self.good = model.embedding[BAD].clone()
 
     def spoil(self, times: int) -> None:
@@ -71,7 +71,7 @@ class Executor:
         plan = self.plans.popleft()
         if not isinstance(self.executor, FakeExecutor):
             runs_it = any(BAD in memoryview(extend.tokens).cast("i") for extend in plan.extends)
-            self.executor._model.embedding[BAD] = torch.nan if runs_it and self.faults else self.good
+            self.executor.model.embedding[BAD] = torch.nan if runs_it and self.faults else self.good
             self.faults -= runs_it and self.faults > 0
         try:
             return self.executor.launch(plan).result()

@@ -78,7 +78,7 @@ from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.gpu.attention.triton_paged import TritonPaged
 from ramify.gpu.drafting.device_model import DeviceModelDrafter
 from ramify.gpu.drafting.triton_ngram import DeviceNgramDrafter
-from ramify.gpu.executors import cuda_executor
+from ramify.gpu.executors import cuda_executor, step_kernels
 from ramify.gpu.kv.layout import FP8
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
@@ -89,7 +89,7 @@ from ramify.gpu.step.rows import RowTable
 from ramify.protocol.plan import ExecutorInfo, ExtendRow, OpenRow, StepPlan, pack
 from ramify.protocol.sampling import SamplingParams
 
-cuda_executor.gluon_works = lambda device: True
+step_kernels.gluon_works = lambda device: True
 TritonPaged.fewest_balanced = 32
 CPU = torch.device("cpu")
 ROWS, TOKENS, PAGE = 24, 64, 16
@@ -115,7 +115,7 @@ def drafter_for(draft, model, info):
         return DeviceNgramDrafter()
     pool = model.config.kv_layout(model.dtype).allocate(info.pages, PAGE, CPU)
     products = cuda_executor.Products(CPU)
-    sizes = cuda_executor.layer_sizes(model, products)
+    sizes = step_kernels.layer_sizes(model, products)
     return DeviceModelDrafter(model, pool, sizes, info.max_drafts)
 
 def executor_for(config, dtype, sinks, deterministic, draft):

@@ -76,7 +76,7 @@ def test_counters_and_result(tiny: Any) -> None:
 def test_bad_logits_name_the_request_and_spare_the_others(tiny: Any) -> None:
     wanted = tiny.generate(0, PROMPT, 6, range(30))
     poison = 77
-    tiny.executor._model.embedding[poison] = torch.nan
+    tiny.executor.model.embedding[poison] = torch.nan
     bad = tiny.open(7, range(100, 130))
     opens = [tiny.open(0, range(200, 230)), bad]
     extends = [ExtendRow(0, 0, pack(PROMPT), True), ExtendRow(7, 0, pack([3, poison]), True)]

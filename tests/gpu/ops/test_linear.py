@@ -16,7 +16,7 @@ from torch import Tensor
 pytest.importorskip("triton", minversion=None if torch.cuda.is_available() else "3.7")
 
 from ramify.gpu.attention.spec import AttentionSpec
-from ramify.gpu.executors.cuda_executor import layer_sizes
+from ramify.gpu.executors.step_kernels import layer_sizes
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
@@ -253,14 +253,14 @@ def test_rings_are_tried_where_they_may_be_chosen(
     deterministic: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trial compiles a kernel, and warns where it fails."""
-    from ramify.gpu.executors import cuda_executor
+    from ramify.gpu.executors import step_kernels
     from ramify.gpu.ops.invariant_linear import InvariantProducts
 
-    monkeypatch.setattr(cuda_executor, "gluon_works", lambda device: True)
+    monkeypatch.setattr(step_kernels, "gluon_works", lambda device: True)
     attention = SimpleNamespace(width=512, rows=768)
     config = SimpleNamespace(hidden_size=512, attention=attention, intermediate_size=1024)
     model: Any = SimpleNamespace(config=config, dtype=dtype, device=torch.device("cpu"))
     products = (InvariantProducts if deterministic else Products)(torch.device("cpu"))
-    assert cuda_executor.layer_sizes(model, products).gluon == (
+    assert step_kernels.layer_sizes(model, products).gluon == (
         not deterministic and dtype == torch.bfloat16
     )

@@ -185,7 +185,7 @@ def test_scores_that_are_not_finite_name_the_request(
     (tmp_path / "config.json").write_text(json.dumps(tiny_config | {"head_dim": 16}))
     options = {"dtype": "float32", "load_format": "dummy", "device": "cuda" if CUDA else "cpu"}
     d = drive(tmp_path, attention=attention, max_rows=3, **options)
-    model = d.executor._model
+    model = d.executor.model
     model.embedding[77] = torch.nan
     opens = [d.open(row, d.pages(512 * row, 96)) for row in range(2)]
     extends = [extend(0, 0, [1, 2], [0, 1], [2, 3]), extend(1, 0, [4, 77, 5], [0, 1, 2], [7, 8, 9])]
@@ -204,7 +204,7 @@ def test_memory_is_bounded(tmp_path: Path, drive: Any, monkeypatch: Any) -> None
     monkeypatch.setattr(scoring, "LOGITS_BYTES", 4 * 160 * 10)
     d = drive(tmp_path, device="cpu", step_tokens=512)
     most = []
-    model = d.executor._model
+    model = d.executor.model
     plain = model.logits
 
     def watched(hidden: Any, lines: Any, *more: Any) -> Any:

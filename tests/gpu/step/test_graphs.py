@@ -259,7 +259,7 @@ def test_a_closed_executor_holds_nothing_and_is_held_by_nobody(
     drafts = pack([2]) if draft != "none" else b""
     pending = [executor.launch(plan) for plan in (first, StepPlan(1, decodes=pack([0]), drafts=drafts))]
     del pending
-    held = [weakref.ref(part) for part in (executor, executor._graphs, executor._model)]
+    held = [weakref.ref(part) for part in (executor, executor._graphs, executor.model)]
     gc.disable()
     try:
         executor.close()
