@@ -57,13 +57,14 @@ def _check_shape(node: Node, size: int) -> None:
         _require(
             node.parent.children.get(int(node.tokens[0])) is node, "{!r}: not its parent's child", node
         )
-    _require(node.resident == _is_resident(node), "{!r}: resident {}", node, node.resident)
+    here = _is_resident(node)
+    _require(node.resident == here, "{!r}: resident {}", node, node.resident)
     resident = sum(map(_is_resident, node.children.values()))
     _require(node.resident_children == resident, "{!r}: resident children", node)
     _require((node.owner != 0) == (node.state is COMPUTING), "{!r}: owner {:#x}", node, node.owner)
-    pages = node.end // size - node.start // size if _is_resident(node) else 0
+    pages = node.end // size - node.start // size if here else 0
     _require(len(node.pages) == pages, "{!r}: {} pages", node, pages)
-    if not _is_resident(node):
+    if not here:
         _require(resident == 0, "{!r}: cold above resident", node)
         _require(node.locks == 0, "{!r}: cold and locked", node)
         _require(bool(node.refs or node.children), "{!r}: cold and unused", node)
@@ -72,7 +73,7 @@ def _check_shape(node: Node, size: int) -> None:
 
 
 def _is_resident(node: Node) -> bool:
-    return node.state in (DEVICE, SUSPECT)
+    return node.state is DEVICE or node.state is SUSPECT
 
 
 def _check_trust(node: Node) -> None:
@@ -95,7 +96,7 @@ def _check_retention(cache: RadixCache, nodes: list[Node]) -> None:
         _require(lease.branch is None or lease.branch in heads, "a lease follows no branch")
         counts = held[lease.node]
         counts[lease.holder] = counts.get(lease.holder, 0) + 1
-    for node in sorted(nodes, key=lambda node: -node.end):
+    for node in reversed(nodes):  # children before their parents
         if node.parent is not None:
             above = held[node.parent]
             for holder in held[node]:
@@ -180,7 +181,7 @@ def _check_states(cache: RadixCache, nodes: list[Node]) -> None:
     states = cache.residency.snapshots
     uses = Counter[int]()
     below = dict.fromkeys(nodes, 0)
-    for node in sorted(nodes, key=lambda node: -node.end):
+    for node in reversed(nodes):  # children before their parents
         if node.snapshot:
             uses[node.snapshot] += 1
             _require(node.state is DEVICE, "{!r}: a snapshot without KV", node)
@@ -190,12 +191,9 @@ def _check_states(cache: RadixCache, nodes: list[Node]) -> None:
         _require(node.resumable == count, "{!r}: {} resumable, found {}", node, node.resumable, count)
         if count and node.parent is not None:
             below[node.parent] += 1
-        _require(
-            list(node.ends) == sorted(end for end in set(node.ends) if node.start < end < node.end),
-            "{!r}: ends {}",
-            node,
-            node.ends,
-        )
+        if node.ends:
+            inside = sorted(end for end in set(node.ends) if node.start < end < node.end)
+            _require(list(node.ends) == inside, "{!r}: ends {}", node, node.ends)
     if isinstance(states, Tails):
         _check_windows(cache, states)
     if states is None:

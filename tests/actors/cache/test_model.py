@@ -699,7 +699,7 @@ def test_random_programs(
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples(16, 32),
+            max_examples=examples(10, 32),
             stateful_step_count=50,
             derandomize=True,
             deadline=None,
@@ -726,7 +726,7 @@ def test_random_programs(
         (24, "60 blocks windows, disk", 1, 3),
     ],
 )
-@pytest.mark.parametrize("seed", range(examples(3, 6)))
+@pytest.mark.parametrize("seed", range(examples(2, 6)))
 def test_random_turns_with_snapshots(
     pool: int,
     form: int | Windows | str,

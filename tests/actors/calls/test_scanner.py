@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ramify.actors.calls.scanner import Broken, Scanner
 from ramify.protocol.json_value import MAX_DEPTH
+from tests.amount import examples
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text()
 VALUES = st.recursive(
@@ -35,7 +36,7 @@ def scan(text: str) -> tuple[dict[str, str], int] | None:
     return None
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=examples(80, 200))
 @given(st.dictionaries(st.text(), VALUES, max_size=4), st.booleans(), st.sampled_from([None, 2]))
 def test_objects_end_where_they_end(value: dict[str, Any], ascii_only: bool, indent: int | None) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
@@ -55,7 +56,7 @@ def fault(text: str) -> str | None:
     return None
 
 
-@settings(derandomize=True, deadline=None, max_examples=400)
+@settings(derandomize=True, deadline=None, max_examples=examples(200, 400))
 @given(st.lists(st.sampled_from([*'{}[]:,"a\\ 1-.e', "true", '"k":'])).map("".join))
 def test_what_is_no_json_is_broken(rest: str) -> None:
     text = "{" + rest

@@ -20,6 +20,8 @@ from ramify.actors.processes.main import GONE
 from ramify.protocol.constraints import AutomatonBody, CompiledConstraint, ConstraintSpec, decode_body
 from ramify.protocol.errors import ConstraintError, Overloaded
 
+pytestmark = pytest.mark.usefixtures("children_are_forked")
+
 
 @asynccontextmanager
 async def running(limits: PoolLimits | None = None) -> AsyncIterator[CompilePool]:

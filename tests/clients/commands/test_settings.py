@@ -10,9 +10,11 @@ from ramify.clients.commands import settings
 from ramify.protocol.config import EngineConfig, Limits, ModelConfig
 from ramify.protocol.errors import ConfigError
 
+PARSER = build_parser()  # which takes longer to make than most that is asked of it
+
 
 def config(*flags: str) -> EngineConfig:
-    args: argparse.Namespace = build_parser().parse_args(["serve", "--model", "m", *flags])
+    args: argparse.Namespace = PARSER.parse_args(["serve", "--model", "m", *flags])
     return settings.engine_config(args)
 
 
@@ -186,7 +188,7 @@ def test_wrong_settings(flags: str, named: str) -> None:
 
 NUMBERS = [
     (action.option_strings[0], action.type)
-    for action in build_parser()._subparsers._group_actions[0].choices["serve"]._actions  # type: ignore
+    for action in PARSER._subparsers._group_actions[0].choices["serve"]._actions  # type: ignore
     if action.type in (int, float)
 ]
 ZERO = (  # which may be 0

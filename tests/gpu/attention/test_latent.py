@@ -1,8 +1,5 @@
 """The kernels of latent attention against torch: small in the interpreter, in earnest on a GPU."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +9,6 @@ from ramify.gpu.attention.latent import LatentHeads
 from ramify.gpu.attention.spec import AttentionShape, AttentionSpec, latent_group
 from ramify.gpu.kv.layout import LatentLayout
 from ramify.gpu.ops.rmsnorm import RMSNorm
-from tests.gpu.forked import forked
 
 CUDA = torch.cuda.is_available()
 # the interpreter of 3.6 does not know numpy 2.4
@@ -179,65 +175,3 @@ def test_what_is_stored_and_products_by_head(grows: bool) -> None:
     torch.testing.assert_close(ours.float(), whole, **limits)
     for token in range(tokens):  # a row's bits do not depend on the others
         assert torch.equal(open_latents(mixed[token : token + 1], made, True), ours[token : token + 1])
-
-
-COMPILE = """
-import sys
-from pathlib import Path
-import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime import JITFunction, driver
-
-class Notes:
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
-    def get_current_device(self): return 0
-    def get_current_stream(self, device): return 0
-
-driver.set_active(Notes())
-compiled, launch = triton.compiler.compile, JITFunction.run
-
-def compile(src, target, options, **more):
-    kernel = compiled(src, target=target, options=options, **more)
-    print(src.name, kernel.metadata.shared)
-    return kernel
-
-def run(kernel, *args, grid, warmup, **options):
-    return launch(kernel, *args, grid=grid, warmup=True, **options)
-
-triton.compiler.compile, JITFunction.run = compile, run
-import ramify.gpu.programmatic_launch as programmatic_launch
-programmatic_launch.overlaps = lambda device: True
-from types import SimpleNamespace
-from ramify.gpu.attention.latent import LatentHeads
-from ramify.gpu.attention.spec import AttentionShape, AttentionSpec, LatentSizes
-from ramify.gpu.attention.triton_balanced import balanced_attention
-from ramify.gpu.attention.triton_expanded import TritonLatent
-from ramify.gpu.attention.triton_extend import extend_attention
-from ramify.gpu.attention.triton_shared import SharedGroups, shared_attention
-from ramify.gpu.kv.layout import LatentLayout
-"""
-RUN = """
-kv = LatentLayout(1, 512, 64, torch.bfloat16).allocate(4, 16, torch.device("cpu")).layers[0]
-q, output = (torch.zeros(8, 16 * size, dtype=torch.bfloat16) for size in (576, 512))
-q, zeros, spec = q.view(8, 16, 576), torch.zeros((8, 64), dtype=torch.int32), AttentionSpec(0.1)
-balanced_attention(q, output, kv, zeros[0], zeros[0], zeros, spec, 132, zeros)
-extend_attention(q, output, kv, zeros[:, :7], zeros[:0], zeros, spec)
-shared_attention(q, kv, SharedGroups(zeros[:, :5], zeros[0], zeros[:, :4]), zeros, spec)
-shape = AttentionShape(16, 1, 576, q.dtype, (spec,), 512, False, LatentSizes(512, 128, 64, 128))
-table = SimpleNamespace(max_guessed=0, max_length=8, step_tokens=8, page_size=1, max_rows=8)
-heads = LatentHeads(torch.zeros(16, 256, 512, dtype=q.dtype), 128, spec)
-TritonLatent(zeros, table, shape).launch(output[:, :3072], q, heads, None, output, 0, 0, 8)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
-def test_shared_memory_of_deepseeks_sizes(tmp_path: Path) -> None:
-    """Compiled for a Hopper GPU to the end, where a program may have 227 KiB."""
-    with forked(COMPILE, tmp_path) as process:
-        done = process.run(RUN, tmp_path, [])
-    assert done.code == 0, done.said
-    words = [line.split() for line in done.said.splitlines() if line.startswith("_")]
-    found = {name: int(size) for name, size in words}
-    assert {"_attend", "_extend", "_expanded", "_shared"} <= set(found)
-    assert max(found.values()) <= 232448, found

@@ -1,13 +1,15 @@
 """How much of a Hopper's shared memory a program of each attention kernel takes, by the compiler."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.gpu.forked import forked
+from tests.gpu.forked import Forked, forked
 
 pytest.importorskip("triton", minversion="3.6")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
 
 MOST = 232448  # 227 KiB
 IMPORTS = """
@@ -71,8 +73,6 @@ for dim, dtype in ((64, torch.bfloat16), (256, torch.float32), (512, torch.bfloa
     extend_attention(q, output, kv, zeros[:, :7], zeros[:0], zeros, spec, zeros[0])
     shared_attention(q, kv, SharedGroups(zeros[:, :5], zeros[0], zeros[:, :4]), zeros, spec)
 """
-
-
 LATENTS = """
 from ramify.gpu.attention.latent import LatentHeads
 from ramify.gpu.kv.layout import LatentLayout
@@ -87,6 +87,23 @@ norm, angles = RMSNorm(rows[0, :512], 1e-6), torch.zeros((8, 32))
 where = norm, (angles, angles), zeros[0], zeros[0], zeros, kv, None
 store_latents(rows[:, :3072], rows[:, 3072:], heads, *where, False)
 open_latents(rows, heads, False)
+"""
+DEEPSEEK = """
+from types import SimpleNamespace
+from ramify.gpu.attention.latent import LatentHeads
+from ramify.gpu.attention.spec import AttentionShape, LatentSizes
+from ramify.gpu.attention.triton_expanded import TritonLatent
+from ramify.gpu.kv.layout import LatentLayout
+kv = LatentLayout(1, 512, 64, torch.bfloat16).allocate(4, 16, torch.device("cpu")).layers[0]
+q, output = (torch.zeros(8, 16 * size, dtype=torch.bfloat16) for size in (576, 512))
+q, zeros, spec = q.view(8, 16, 576), torch.zeros((8, 64), dtype=torch.int32), AttentionSpec(0.1)
+balanced_attention(q, output, kv, zeros[0], zeros[0], zeros, spec, 132, zeros)
+extend_attention(q, output, kv, zeros[:, :7], zeros[:0], zeros, spec)
+shared_attention(q, kv, SharedGroups(zeros[:, :5], zeros[0], zeros[:, :4]), zeros, spec)
+shape = AttentionShape(16, 1, 576, q.dtype, (spec,), 512, False, LatentSizes(512, 128, 64, 128))
+table = SimpleNamespace(max_guessed=0, max_length=8, step_tokens=8, page_size=1, max_rows=8)
+heads = LatentHeads(torch.zeros(16, 256, 512, dtype=q.dtype), 128, spec)
+TritonLatent(zeros, table, shape).launch(output[:, :3072], q, heads, None, output, 0, 0, 8)
 """
 EXPERTS = """
 from dataclasses import replace
@@ -122,27 +139,39 @@ for hidden, one in ((2688, (1856, 3712, "relu2")), (2048, (1408, 2816, "silu")))
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
-def test_the_largest_heads_of_each_type_fit(tmp_path: Path) -> None:
-    """Heads of 512 are refused in float32, which does not fit."""
-    with forked(IMPORTS, tmp_path) as process:
-        done = process.run(RUN, tmp_path, [])
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
+    with forked(IMPORTS, tmp_path_factory.mktemp("imported")) as process:
+        yield process
+
+
+def shared(process: Forked, program: str, folder: Path) -> list[tuple[str, int]]:
+    """Each kernel that the program compiles, and the shared memory that it takes."""
+    done = process.run(program, folder)
     assert done.code == 0, done.said
-    found = [line.split() for line in done.said.splitlines() if line.startswith("_")]
+    words = [line.split() for line in done.said.splitlines() if line.startswith("_")]
+    return [(name, int(size)) for name, size in words]
+
+
+def test_the_largest_heads_of_each_type_fit(imported: Forked, tmp_path: Path) -> None:
+    """Heads of 512 are refused in float32, which does not fit."""
+    found = shared(imported, RUN, tmp_path)
     assert {name for name, _ in found} == {"_decode", "_attend", "_extend", "_shared"}
     assert len(found) == 12
-    assert max(int(size) for _, size in found) <= MOST, found
+    assert max(size for _, size in found) <= MOST, found
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
-def test_latents_of_deepseek_and_experts_of_nemotron_fit(tmp_path: Path) -> None:
-    with forked(IMPORTS, tmp_path) as process:
-        done = process.run(LATENTS + EXPERTS, tmp_path, [])
-    assert done.code == 0, done.said
-    found = [line.split() for line in done.said.splitlines() if line.startswith("_")]
+def test_latents_of_deepseek_and_experts_of_nemotron_fit(imported: Forked, tmp_path: Path) -> None:
+    found = shared(imported, LATENTS + EXPERTS, tmp_path)
     few, many = (
         {"_open_few", "_open_together", "_sum_few"},
         {"_sort", "_open_many", "_down_many", "_sum_many"},
     )
     assert {name for name, _ in found} == {"_decode", "_merge", "_store", "_by_head"} | few | many
-    assert max(int(size) for _, size in found) <= MOST, found
+    assert max(size for _, size in found) <= MOST, found
+
+
+def test_prompts_and_shared_latents_of_deepseek_fit(imported: Forked, tmp_path: Path) -> None:
+    found = shared(imported, DEEPSEEK, tmp_path)
+    assert {"_attend", "_extend", "_expanded", "_shared"} <= {name for name, _ in found}
+    assert max(size for _, size in found) <= MOST, found
