@@ -208,9 +208,8 @@ def _check_states(cache: RadixCache, nodes: list[Node]) -> None:
             uses[slot] += 1
         _require(not run.slots & read, "request {:#x} may write what it reads", run.request)
         _require(all(uses[slot] == 1 for slot in run.slots), "request {:#x}: shared slots", run.request)
-    for slot in range(1, states.total + 1):
-        found = states.uses(slot)
-        _require(found == uses[slot], "slot {}: {} uses, found {}", slot, found, uses[slot])
+    counted = {slot: count for slot in range(1, states.total + 1) if (count := states.uses(slot))}
+    _require(counted == +uses, "uses of slots: {}, found {}", counted, +uses)
     free = states.total - len(+uses)
     _require(
         (states.free, states.available) == (free, free + idle),
@@ -269,10 +268,11 @@ def _check_windows(cache: RadixCache, states: Tails) -> None:
         alone = ring.alone.tolist()
         _require(all(runs[page] == 1 for page in alone), "other runs read what one writes: {}", alone)
         _require(not tails.keys() & set(alone), "a run may write over a tail: {}", alone)
-    for page in range(total):
-        counted = tails[page], runs[page]
-        found = int(states.tails[page]), int(states.runs[page])
-        _require(found == counted, "window page {}: {} uses, found {}", page, found, counted)
-        used = bool(states.allocator.is_out(np.array([page]))[0])
-        _require(used == (counted != (0, 0)), "window page {}: out {}, uses {}", page, used, counted)
+    used = states.allocator.is_out(np.arange(total, dtype=np.int32))
+    for counted, found in ((states.tails, tails), (states.runs, runs)):
+        wanted = np.bincount(np.fromiter(found.elements(), np.int64), minlength=total)
+        wrong = np.flatnonzero(counted != wanted)
+        _require(len(wrong) == 0, "window pages with other uses: {}", wrong)
+    out = (states.tails > 0) | (states.runs > 0)
+    _require(np.array_equal(used, out), "window pages in use: {}, found {}", used, out)
     _require(states.held == len(+runs), "{} window pages held, found {}", states.held, len(+runs))

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -152,9 +151,8 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _quick_interpreter() -> None:
-    interpreter = sys.modules.get("triton.runtime.interpreter")
-    if interpreter is not None and not torch.cuda.is_available():
-        quicken(interpreter)
+    if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
+        quicken(importlib.import_module("triton.runtime.interpreter"))
 
 
 @pytest.fixture(autouse=True)
