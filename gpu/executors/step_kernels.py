@@ -1,7 +1,7 @@
 """The kernels of a step on a GPU: the model, its sampler of temperatures alone, and scores of targets.
 
-A CUDA graph can hold all that is issued here, but for the scores. Nothing waits for the device. This file
-does not know plans, nor how the inputs came to the device.
+A CUDA graph can hold all that is issued here, but for the scores. Nothing waits for the device. This
+file does not know plans, nor how the inputs came to the device.
 """
 
 import numpy as np
