@@ -42,7 +42,6 @@ from ramify.actors.kit.metrics import Metrics
 from ramify.actors.kit.report import RankState, StoreHealth
 from ramify.actors.layout import layout_of
 from ramify.actors.local_front import LocalFront
-from ramify.actors.routing.session_router import SessionRouter
 from ramify.actors.store.base import StoreError
 from ramify.actors.store.opening import claim_store, prepare
 from ramify.protocol.config import EngineConfig
@@ -135,13 +134,11 @@ class Engine:
         config: EngineConfig,
         *,
         spec: ExecutorSpec,
-        clock: Clock,
         check_idle: bool,
-        routing: SessionRouter | None = None,
         begun: ProcessExecutor | None = None,
     ) -> None:
         self.config = config
-        self.clock = clock
+        self.clock: Clock = MonotonicClock()
         self.metrics = Metrics() if config.replicas is None else ClusterMetrics()
         self.epoch = f"e_{secrets.token_hex(4)}"
         self.status = EngineStatus(config, self.epoch, self.metrics)
@@ -152,11 +149,10 @@ class Engine:
             cluster = Cluster(
                 config,
                 spec=spec,
-                clock=clock,
+                clock=self.clock,
                 metrics=self.metrics,
                 check_idle=check_idle,
                 epoch=self.epoch,
-                routing=routing,
                 gateways=self.layout.gateways,
             )
             self.status.replicas = cluster.describe
@@ -166,7 +162,7 @@ class Engine:
                 config,
                 self.layout,
                 spec=spec,
-                clock=clock,
+                clock=self.clock,
                 metrics=self.metrics,
                 check_idle=check_idle,
                 begun=begun,
@@ -184,7 +180,7 @@ class Engine:
             count = self.layout.gateways
             secret = self.core.secret if isinstance(self.core, Cluster) else b""
             front = ProcessFront(
-                config, count, self.status, self.metrics, clock, credentials, first, secret
+                config, count, self.status, self.metrics, self.clock, credentials, first, secret
             )
             self.status.watch(front.status_changed)
             self.front = front
@@ -193,7 +189,7 @@ class Engine:
                 config,
                 self.status,
                 self.metrics,
-                clock,
+                self.clock,
                 naming=Naming(sessions=itertools.count(first * apart, apart)),
                 credentials=credentials,
             )
@@ -335,24 +331,20 @@ async def running_engine(
     config: EngineConfig,
     *,
     spec: ExecutorSpec | None = None,
-    clock: Clock | None = None,
     progress: Progress = lambda what, done: None,
     check_idle: bool = False,
-    routing: SessionRouter | None = None,
     begun: ProcessExecutor | None = None,
 ) -> AsyncIterator[Engine]:
     """A ready engine. `spec`: another executor than the configured model (its tokenizer still
-    comes from `config.model.path`). `check_idle`: check the cache's invariants whenever idle. `routing`:
-    another way than ours to choose replicas, for benchmarks. `begun`: of `process_executor.loading`.
+    comes from `config.model.path`). `check_idle`: check the cache's invariants whenever idle. `begun`:
+    of `process_executor.loading`.
 
     Raises ConfigError and ModelError for what the user can mend, EngineFailed for a crash.
     """
     engine = Engine(
         config,
         spec=spec if spec is not None else ModelSpec(config.model),
-        clock=clock if clock is not None else MonotonicClock(),
         check_idle=check_idle,
-        routing=routing,
         begun=begun,
     )
     try:

@@ -1,16 +1,19 @@
-"""Several replicas behind fronts: what is lost when one is killed?
+"""Several replicas behind fronts: what is lost when one is killed, and what does a token cost?
 
     python benchmarks/replicas.py kill [--kills 20] [--replicas 4] [--gateways 2] [--streams 40]
                                        [--model fake|bundled]
+    python benchmarks/replicas.py cpu [--rounds 9] [--streams 40] [--tokens 300]
 
 40 greedy generations, one replica ended by SIGKILL in their midst, again and again. The texts must be
 those of a run in which nobody dies; "wait" is the longest time between two deltas of a stream. The exit
 code is 1 if a text differs (where runs without a kill do not differ) or a stream waits over 5 s. All
-processes share this machine with the load.
+processes share this machine with the load. `cpu`: CPU time of all processes of a server for a token, in
+four layouts that take turns; the fake executor's is in it.
 """
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -242,13 +245,38 @@ def kill(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
     return [columns, row], rounds, (bool(differ) and not by_itself) or max(longest) > WAIT_S
 
 
+# --- cpu ------------------------------------------------------------------------------------------
+
+
+def cpu(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
+    """See the module's top."""
+    prompts = [f"Tell me {number} things." for number in range(options.streams)]
+    found: dict[str, list[float]] = {}
+    with contextlib.ExitStack() as stack:
+        layouts = [
+            ReplicasServer(*each, step_ms=options.step_ms) for each in itertools.product((0, 2), (0, 2))
+        ]
+        servers = list(map(stack.enter_context, layouts))
+        for _, server in itertools.product(range(1 + options.rounds), servers):
+            spent = server.cpu()
+            asyncio.run(streams(server.port, prompts, options.tokens))
+            spent = 1e6 * (server.cpu() - spent) / options.tokens / options.streams
+            found.setdefault(f"{server.replicas} replicas, {server.gateways} gateways", []).append(spent)
+    rows = [
+        [name, f"{statistics.median(costs[1:]):.1f}", f"{min(costs[1:]):.1f}-{max(costs[1:]):.1f}"]
+        for name, costs in found.items()  # the first round warms
+    ]
+    return [["", "us of CPU a token, median", "min-max"], *rows], found, False
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=["kill", "serve"])
+    parser.add_argument("what", choices=["kill", "cpu", "serve"])
     parser.add_argument("--json", help="write all runs to this file")
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--gateways", type=int, default=0)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--streams", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--model", choices=["fake", "bundled"], default="fake")
@@ -261,7 +289,7 @@ def main() -> int:
         return 0
     about = machine()
     print(headline(about), flush=True)
-    rows, results, failed = kill(options)
+    rows, results, failed = (kill if options.what == "kill" else cpu)(options)
     print(table(rows[0], rows[1:]))
     print(f"load average at the end: {os.getloadavg()[0]:.2f}")
     write_json(options.json, about, results)

@@ -56,7 +56,7 @@ log = get_log(__name__)
 
 
 class Cluster:
-    """See the module's top. `routing`: another way to say where sessions go, for benchmarks.
+    """See the module's top.
 
     `gateways`: so many gateway processes have the sessions; 0: they are in this one. `members`: the
     replicas; `cores`: their sessions; `starter`: what has them come, and tells of each by `ends`.
@@ -71,7 +71,6 @@ class Cluster:
         metrics: ClusterMetrics,
         check_idle: bool,
         epoch: str,
-        routing: SessionRouter | None = None,
         gateways: int = 0,
     ) -> None:
         assert config.replicas is not None
@@ -88,7 +87,7 @@ class Cluster:
         self._scaling = None
         if settings.most is not None and settings.most > settings.count:
             self._scaling = Scaling(settings.count, settings.most, settings.ttft_s)
-        routing = routing or SessionRouter(clock.now, late=self._first_token, prefill=settings.prefill)
+        routing = SessionRouter(clock.now, late=self._first_token, prefill=settings.prefill)
         self.cores = Cores(
             config, routing, clock, lambda *who: self.starter.successor(*who), listens=not gateways
         )

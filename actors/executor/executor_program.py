@@ -103,11 +103,7 @@ def _built(engine: Engine, start: StartExecutor) -> Executor | Follower:
     if start.place is None:
         return build(start.spec, tell)
     # rank 0 says how far all are
-    return build_rank(start.spec, tell if not start.place.rank else _quiet, start.place)
-
-
-def _quiet(what: str, done: float) -> None:
-    pass
+    return build_rank(start.spec, tell if not start.place.rank else lambda what, done: None, start.place)
 
 
 def _part(engine: Engine, message: FromExecutor) -> None:

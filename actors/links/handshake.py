@@ -13,31 +13,23 @@ that follow are neither encrypted nor signed by this: where others are on the ne
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable
 
 GREETING = b"ramify replicas\1"
 NONCE, PROOF = 32, 32  # bytes
 FROM_FRONT, FROM_REPLICA = len(GREETING) + NONCE, NONCE + PROOF
 LEAST_SECRET = 16  # bytes
 
-Nonce = Callable[[], bytes]
-
 
 class Stranger(Exception):
     """The peer does not know the secret, or speaks something else."""
 
 
-def random_nonce() -> bytes:
-    """Never the same twice."""
-    return secrets.token_bytes(NONCE)
-
-
 class FrontHandshake:
     """The front's side. First send `greeting`; then give `check` the next FROM_REPLICA bytes."""
 
-    def __init__(self, secret: bytes, nonce: Nonce = random_nonce) -> None:
+    def __init__(self, secret: bytes) -> None:
         self._secret = secret
-        self._nonce = nonce()
+        self._nonce = secrets.token_bytes(NONCE)
         self.greeting = GREETING + self._nonce
 
     def check(self, answer: bytes) -> bytes:
@@ -51,9 +43,9 @@ class FrontHandshake:
 class ReplicaHandshake:
     """The replica's side: `answer` the first FROM_FRONT bytes, then `check` the next PROOF bytes."""
 
-    def __init__(self, secret: bytes, nonce: Nonce = random_nonce) -> None:
+    def __init__(self, secret: bytes) -> None:
         self._secret = secret
-        self._mine = nonce()
+        self._mine = secrets.token_bytes(NONCE)
         self._theirs = b""
 
     def answer(self, greeting: bytes) -> bytes:

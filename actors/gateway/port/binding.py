@@ -186,7 +186,8 @@ class SessionBinding:
                 )
             )
         except (MailboxFull, MailboxClosed):
-            return self._refuse(ops, _overloaded())
+            behind = "the server is behind: send the frame again later"
+            return self._refuse(ops, Overloaded(behind, retry_ms=BUSY_RETRY_MS))
         self.stage = Stage.OPENING
         self._resumes = request.session is not None
         self.open_by = None
@@ -233,7 +234,3 @@ class SessionBinding:
 def made_up_name() -> str:
     """A name for a client without one, hard to guess: it lets its bearer take the client's place."""
     return f"c_{secrets.token_urlsafe(9)}"
-
-
-def _overloaded() -> Overloaded:
-    return Overloaded("the server is behind: send the frame again later", retry_ms=BUSY_RETRY_MS)

@@ -52,10 +52,6 @@ class Socket(Protocol):
     def recheck(self) -> None: ...
 
 
-def _codecs() -> dict[CodecName, Codec]:
-    return {"json": Codec("json"), "msgpack": Codec("msgpack")}
-
-
 @dataclass(slots=True)
 class Hub:
     """One a gateway. `connections` holds every TCP connection, by its number."""
@@ -78,7 +74,9 @@ class Hub:
     timers: Timers = field(default_factory=Timers)
     connections: dict[int, Socket] = field(default_factory=dict)
     blocked: set[int] = field(default_factory=set)  # sockets with frames for which sessions have no room
-    codecs: dict[CodecName, Codec] = field(default_factory=_codecs)
+    codecs: dict[CodecName, Codec] = field(
+        default_factory=lambda: {"json": Codec("json"), "msgpack": Codec("msgpack")}
+    )
     vocabulary: Sequence[bytes] = ()  # what each token id stands for, once the model is loaded
     secret: bytes = field(default_factory=partial(secrets.token_bytes, 32))  # signs what clients keep
     served: Served = field(default_factory=Served)

@@ -117,7 +117,7 @@ class Inflow:
         self._guard.end(self._clock.now())
         self._waiting.clear()
         self.parse = _pass_over  # no cycle with the connection is left, so memory is freed at once
-        self.congested = _never
+        self.congested = lambda: False
         known = getattr(self._transport, "__dict__", {})  # uvloop's has none
         for method in TRANSPORTS_OWN:
             known.pop(method, None)
@@ -136,7 +136,3 @@ class Inflow:
 
 def _pass_over(_: bytes) -> int:
     return 0
-
-
-def _never() -> bool:
-    return False

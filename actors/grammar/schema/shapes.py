@@ -188,10 +188,6 @@ def meet(a: Shape, b: Shape) -> Shape | None:
     return _MEETS[type(a)](a, b)
 
 
-def _booleans(a: Boolean, b: Boolean) -> Boolean | None:
-    return Boolean(a.only & b.only) if a.only & b.only else None
-
-
 def _numbers(a: Number, b: Number) -> Number | None:
     if a.integer is not None and b.integer is not None and a.integer != b.integer:
         return None
@@ -276,7 +272,7 @@ def _objects(a: Object, b: Object) -> Object | None:
 
 _MEETS: dict[type, Callable[[Any, Any], Shape | None]] = {
     Null: lambda a, b: a,
-    Boolean: _booleans,
+    Boolean: lambda a, b: Boolean(a.only & b.only) if a.only & b.only else None,
     Number: _numbers,
     String: _strings,
     Array: _arrays,

@@ -136,7 +136,7 @@ class BranchWriter:
                 tokens = self.tokenizer.encode(text, start=start, special=op.special, after=after)
             else:
                 tokens = self.tokenizer.encode_chat(text, start=start, after=after) if text else []
-            self._check(tokens)
+            self.check(tokens)
             tokenized += len(tokens)
             before = known if part is pending.parts[0] else array("i")
             encoded.append(_encoded(tokens, before))
@@ -242,7 +242,7 @@ class BranchWriter:
             parts = self._parts(text, op.messages)
             return PendingAppend(parts, at == 0, after, over_prompt=over_prompt)
         if op.tokens is not None:
-            self._check(op.tokens, "tokens")
+            self.check(op.tokens, "tokens")
         text = self.tokenizer.decode(op.tokens) if op.tokens is not None else op.text or ""
         return PendingAppend(
             [PendingPart(text, False, tail, role, turn=1)], at == 0, after, tokens=op.tokens
@@ -329,7 +329,7 @@ class BranchWriter:
             if tail is Tail.EOS:
                 text = self._after_eos(branch) + text
             prompt = self._continue(branch, text) if text else []
-            self._check(prompt)
+            self.check(prompt)
         said = self._said(branch, prompt, opening) if opening else []
         if prompt or said:
             self._state.room(branch, len(prompt) + len(said) + 1)
@@ -345,7 +345,7 @@ class BranchWriter:
         """Tokens of an opening behind `prompt`, or behind the branch."""
         after = self.tokenizer.context(prompt[-1]) if prompt else self._after(branch, branch.position)
         tokens = self._counted(self.tokenizer.encode_chat(opening, after=after))
-        self._check(tokens)
+        self.check(tokens)
         return tokens
 
     def close_turn(self, branch: SessionBranch) -> None:
@@ -372,14 +372,6 @@ class BranchWriter:
         tokens = self._continue(branch, self.speech.end_of_thought)
         return tokens if self.unknown.keys().isdisjoint(tokens) else []
 
-    def check_stops(self, stop_token_ids: Sequence[int]) -> None:
-        """Raises BadRequest for ids that the model cannot sample."""
-        self._check(stop_token_ids, "stop_token_ids")
-
-    def check_known(self, tokens: Sequence[int]) -> None:
-        """Raises BadRequest for ids of the tokenizer that the model does not have."""
-        self._check(tokens)
-
     def end_of_turn(self, token: int) -> str | None:
         """The text of `token` if the template ends an assistant's turn with it, else None."""
         text = self.tokenizer.decode([token], special=True)
@@ -403,13 +395,10 @@ class BranchWriter:
             return None
         return self.tokenizer.context(link.segment.tokens[at - link.segment.start - 1])
 
-    def _check(self, tokens: Sequence[int], field: str | None = None) -> None:
+    def check(self, tokens: Sequence[int], field: str | None = None) -> None:
         """Raise BadRequest for an id that the model does not have. `field`: the ids were given."""
         size = self._state.vocab
-        if field is None:
-            if not self.unknown or max(tokens, default=0) < size:
-                return
-        elif max(tokens, default=0) < size:
+        if (field is None and not self.unknown) or max(tokens, default=0) < size:
             return
         at = next(i for i, token in enumerate(tokens) if token >= size)
         token = tokens[at]

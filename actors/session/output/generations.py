@@ -113,7 +113,7 @@ class Generations:
         chat, begun = tail is not Tail.RAW, tail is Tail.OPEN
         self._check(branch)
         if op.stop_token_ids:
-            self._writer.check_stops(op.stop_token_ids)
+            self._writer.check(op.stop_token_ids, "stop_token_ids")
         self._state.meter.require(SEGMENT)
         begun_output = continued(branch, op)
         speech, tools = self._writer.speech, task.frame.tools

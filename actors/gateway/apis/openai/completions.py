@@ -137,7 +137,8 @@ class CompletionAnswers(Answers):
         text = prompt
         if not isinstance(text, str):
             text = b"".join(map(self._bytes, text)).decode(errors="replace")
-        lengths = [_characters(self._bytes(each.token)) for each in entries]
+        # of each token, the characters that begin in it
+        lengths = [sum(byte & 0xC0 != 0x80 for byte in self._bytes(each.token)) for each in entries]
         before = len(text) - sum(lengths)  # what begins every text is not in it
         ends = accumulate(lengths, initial=before)
         return self._say(index, text, entries, [max(0, end) for end in ends][: len(entries)])
@@ -218,11 +219,6 @@ class CompletionAnswers(Answers):
 
     def _bytes(self, token: int) -> bytes:
         return self._vocabulary[token] if token < len(self._vocabulary) else b""
-
-
-def _characters(text: bytes) -> int:
-    """How many characters begin in it."""
-    return sum(byte & 0xC0 != 0x80 for byte in text)
 
 
 def _nothing_generated(ok: Ok) -> Done:

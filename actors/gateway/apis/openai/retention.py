@@ -30,9 +30,9 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, 
 _PART = re.compile(r"(\d{1,12}(?:\.\d{0,12})?)(ns|us|µs|ms|s|m|h)", re.ASCII)
 
 
-def retaining(seconds: float | None, *, branch: BranchName | None = None) -> list[ClientMessage]:
+def retaining(seconds: float | None) -> list[ClientMessage]:
     """The op that keeps it so long, if the request says anything of it."""
-    return [Set(id=RETAIN, branch=branch, retain_s=seconds)] if seconds else []
+    return [Set(id=RETAIN, retain_s=seconds)] if seconds else []
 
 
 def hinting(

@@ -178,7 +178,7 @@ class Selects:
                     "from an earlier position",
                     details={"max": state.context, "position": joined.at, "tokens": len(tokens)},
                 )
-            self._writer.check_known(tokens)
+            self._writer.check(tokens)
         size = selection.tokenized(choices, len(self._writer.tokenizer.start_ids))
         state.meter.require(size)
         state.meter.add(size)
