@@ -390,16 +390,19 @@ export class Session extends Target {
     }
   }
 
-  /** End the session on the server (`keep`: only leave it), and here. Never rejects. @param {{keep?: boolean}} [options] */
+  /** End the session on the server (`keep`: only leave it), and here. Never rejects. @param {{keep?: boolean}} [options]
+   * @returns {Promise<boolean>} whether the server has confirmed it: if not, it may still keep the session */
   async close({ keep = false } = {}) {
+    let told = false;
     if (!keep) this.#storage?.removeItem(this.#place);
     if (this.#core.open) {
       let timer;
-      const late = new Promise((resolve) => { timer = setTimeout(resolve, CLOSE_MS); });
-      await Promise.race([this.#one({ type: "close", keep }).catch(() => {}), late]);
+      const late = new Promise((resolve) => { timer = setTimeout(resolve, CLOSE_MS, false); });
+      told = await Promise.race([this.#one({ type: "close", keep }).then(() => true, () => false), late]);
       clearTimeout(timer);
     }
     this.#link.end(new ConnectionLost("the session was closed"));
+    return told;
   }
 
   /** Try again now instead of waiting. */

@@ -414,10 +414,11 @@ export declare class Session extends Target {
     /** What others do to the session, and their text, as it comes. The last 1,024 wait for the reader.
      *  @returns {AsyncGenerator<Note, void, void>} */
     events(): AsyncGenerator<Note, void, void>;
-    /** End the session on the server (`keep`: only leave it), and here. Never rejects. @param {{keep?: boolean}} [options] */
+    /** End the session on the server (`keep`: only leave it), and here. Never rejects. @param {{keep?: boolean}} [options]
+     * @returns {Promise<boolean>} whether the server has confirmed it: if not, it may still keep the session */
     close({ keep }?: {
         keep?: boolean;
-    }): Promise<void>;
+    }): Promise<boolean>;
     /** Try again now instead of waiting. */
     reconnect(): void;
     /** Names for children that nobody has. The client's name is in them: others may fork the same branch.

@@ -215,12 +215,13 @@ async function change(id, changes) {
   chats.value = (record.deleted ? others : [record, ...others]).sort((a, b) => b.updated - a.updated);
 }
 
-/** Forget a chat for good, here and on the server. Where that cannot be asked now, the next start of the page asks it. */
-async function forget(id) {
+/** Forget a chat for good, here and on the server. Where that cannot be asked now, it is asked in a while (ms), or by the next page. */
+async function forget(id, pause = 1_000) {
   const { session, key, client, deleted } = await store.chat(id) ?? {};
   if (!session || Date.now() - deleted > MOST_DELETED_MS) return store.remove(id);
   await store.remove(id, { id, session, key, client, deleted, title: "", created: 0, updated: 0 });
   if (await endSession({ session, key, client })) await store.remove(id);
+  else setTimeout(forget, pause, id, Math.min(2 * pause, 3_600_000));
 }
 
 async function forgetAll(records) {

@@ -44,8 +44,7 @@ export async function endSession({ session, key, client }) {
   const last = connect(url, { ...options, session, key, client, retry: "never" });
   try {
     await last.ready;
-    await last.close();
-    return true;
+    return await last.close();
   } catch (error) {
     return ["no_session", "forbidden", "bad_request"].includes(error.code); // trying again would change nothing
   }
