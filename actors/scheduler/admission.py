@@ -45,7 +45,7 @@ from ramify.protocol.messages import Denied
 from ramify.protocol.plan import ExecutorInfo
 
 Cause = Literal["priority", "fairness", "memory", "ahead", "not finite", "executor", "lost"]
-_RECHECK = 8  # steps until who was refused a row may have become entitled to one
+_RECHECK = 8  # steps until who was refused a row, or what it needs beside pages, may have it
 PROBES = 16  # requests of a turn that are asked for before all others
 OVERTAKE = 8  # newcomers that may overtake between two grants of other requests
 WARM, MOST_COLD, HELD, SPACED = 4, 2, 2, 4  # of long prompts: see above
@@ -84,6 +84,7 @@ class Admission:
         self._barred: Level = _HIGHEST
         self._refused: tuple[Request, int] | None = None  # who could not be made room for, and when
         self._pushes = 0  # of the queue, when that was
+        self._dry = -_RECHECK  # the step in which state slots or window pages were short
         self._step = info.step_tokens  # longer prompts are long
         self._pages = info.pages
         self.now = 0.0  # clock seconds
@@ -297,11 +298,10 @@ class Admission:
                 self._planner.prompts.hurry(owner, request.level)
                 return
             self.offer(owner)
-        if (
-            verdict.slots and not probing
-        ):  # they come back as runs go on, and at the latest when one ends
+        if verdict.slots and not probing:  # they come back as runs go on, at the latest when one ends
             self.enqueue(request)
             self.block(inf, request.level)
+            self._dry = self._planner.step
             return
         begun = request.account.active
         if verdict.reason == "memory" and (probing or (request.leave and begun and not request.ahead)):
@@ -363,7 +363,7 @@ class Admission:
     def unblock(self) -> None:
         """Lift all blocks: a run has ended and its pages are on their way back."""
         self._need = [0, 0]
-        self._refused = None
+        self._refused, self._dry = None, -_RECHECK
 
     def block(self, need: float, level: Level) -> None:
         """Admit no request of `level` or below until `need` pages are available or a run ends."""
@@ -435,7 +435,8 @@ class Admission:
         """
         short = (request.need or self._wanted(request)) - self._settlements.available
         if short <= 0:
-            return bool(for_slots(request, 1, self._runs.values(), self._planner.step, self._quantum)[0])
+            runs, _ = for_slots(request, 1, self._runs.values(), self._planner.step, self._quantum)
+            return bool(runs) and self._planner.step - self._dry >= _RECHECK  # else denied in each turn
         done = self._make_pages(request, short)
         request.promised = False
         return done

@@ -63,7 +63,6 @@ from ramify.protocol.plan import (
 
 LOST = "it cannot be followed any further"
 PLACES = 8  # of the waiting queue that a tenant may have, for each that is free
-PROGRAMS = 4096  # histories of stateless requests whose service is remembered
 
 
 class Scheduler:

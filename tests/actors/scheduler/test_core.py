@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from ramify.actors.scheduler.accounts import PROGRAMS
+from ramify.actors.scheduler import accounts
 from ramify.actors.scheduler.request import SchedulerError, note_forced
 from ramify.actors.scheduler.suspects import MOST
 from ramify.protocol.cluster import LOT
@@ -741,9 +741,10 @@ def test_who_goes_on_from_a_history_has_had_the_service_of_those_before(world):
     assert accounts[9].tenant is w.core.tenants["other"]
 
 
-def test_so_many_histories_are_remembered(world):
+def test_so_many_histories_are_remembered(world, monkeypatch):
+    monkeypatch.setattr(accounts, "PROGRAMS", 64)
     w = world()
-    numbers = range(2, PROGRAMS + 3)
+    numbers = range(2, 64 + 3)
     w.run(w.submit(1, [1] * 50, session=1, max_tokens=1, history=b"first"))
     for number in numbers:
         w.run(w.submit(1, [1], session=number, max_tokens=1, history=b"%d" % number))

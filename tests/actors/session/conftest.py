@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Container
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ from ramify.protocol.config import Limits, ScheduleConfig
 from ramify.protocol.errors import ConstraintError, RamifyError
 from ramify.protocol.plan import StepPlan
 from tests.actors.session.alone import Alone, restore
+
+compiled_once = cache(compile_constraint)  # for all engines: the same constraint comes in many tests
 
 
 class SimClient:
@@ -451,7 +453,7 @@ class SimEngine:
         if not isinstance(message, m.Compile):
             return
         try:
-            compiled = compile_constraint(message.spec)
+            compiled = compiled_once(message.spec)
         except ConstraintError as error:
             answer: Any = m.NotCompiled(message.request, error.code, error.message, error.details)
         else:
