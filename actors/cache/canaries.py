@@ -63,7 +63,7 @@ class Canaries:
                 self._orders.append(order)
 
     def give_up(self, stored: StoredBlocks, keys: Iterable[bytes]) -> None:
-        """Pinned blocks cannot be compared."""
+        """Unpin blocks that cannot be compared."""
         for key in keys:
             stored.unpin([key])
             self.counts["unknown"] += 1

@@ -102,7 +102,7 @@ class Leases:
         return node.end
 
     def follow(self, branch: int, node: Node) -> None:
-        """The branch ends at `node` now."""
+        """Move the branch's lease to `node`, its new end."""
         lease = self._of.get(branch)
         if lease is None or lease.node is node:
             return
@@ -111,7 +111,7 @@ class Leases:
         self._release(old, lease.holder)
 
     def drop(self, branch: int, *, keep: bool = False) -> None:
-        """The branch is gone. `keep`: its lease stands from now on where it is."""
+        """Forget the branch. `keep`: its lease stays where it is."""
         lease = self._of.get(branch)
         if lease is None:
             return

@@ -137,23 +137,23 @@ class Node:
         self.resident = state in ON_DEVICE
 
     def claim(self, request: int) -> None:
-        """`request` computes it."""
+        """Note that `request` computes this node's KV."""
         self._become(COMPUTING)
         self.owner = request
 
     def disclaim(self) -> None:
-        """The request that was to compute it does not."""
+        """Note that the request which was to compute this KV does not."""
         self._become(GONE)
         self.owner = 0
 
     def fill(self, pages: Pages) -> None:
-        """Its KV is in `pages`."""
+        """Note that this node's KV is in `pages`."""
         self._become(DEVICE)
         self.owner = 0
         self.pages = pages
 
     def empty(self) -> Pages:
-        """Its KV is nowhere any more. Returns the pages, for the caller to free."""
+        """Note that this node's KV is gone. Returns the pages, for the caller to free."""
         self._become(GONE)
         pages, self.pages = self.pages, NO_PAGES
         self.proven = False

@@ -85,7 +85,7 @@ class OnDisk:
 
     @property
     def backlog(self) -> int:
-        """Blocks that are to be written."""
+        """How many blocks wait to be written, or are being written."""
         return len(self._due) + len(self.writing)
 
     # --- to the disk --------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class OnDisk:
                 self._due.popitem(last=False)
 
     def write(self, host: HostPlaces) -> None:
-        """Order what there is room for. `host`: in which slot blocks are."""
+        """Order writes of as many blocks as there is room for. `host`: tells where each is."""
         while self._due and len(self.writing) < MOST_WRITING:
             key, _ = self._due.popitem(last=False)
             slot = host.place(key)
@@ -219,7 +219,7 @@ class DiskWaits:
 
     @property
     def deadline(self) -> float | None:
-        """When somebody has waited long enough."""
+        """Clock seconds at which the first request has waited long enough; None: none waits."""
         return min((until for _, until in self._waits.values()), default=None)
 
     def begin(self, request: int, keys: Sequence[bytes], rate: float, now: float, gain: int = 0) -> bool:
@@ -234,7 +234,7 @@ class DiskWaits:
         return bool(coming)
 
     def ahead(self, keys: Sequence[bytes]) -> None:
-        """Have blocks come that somebody may ask for soon, as far as slots are free."""
+        """Fetch blocks that a request may need soon, as far as slots are free."""
         self._read(keys, 0.0, len(self._stored.free))
 
     def _read(self, keys: Sequence[bytes], rate: float, most: int) -> tuple[list[bytes], int]:
@@ -277,7 +277,7 @@ class DiskWaits:
         self._ready.append(request)
 
     def take_ready(self) -> list[int]:
-        """Requests that wait no more, for `Brought`."""
+        """Take the requests that wait no more, for `Brought`."""
         ready, self._ready = self._ready, []
         return ready
 

@@ -108,7 +108,7 @@ class Residency:
         node.last_use = self._uses
 
     def demote(self, node: Node | None) -> None:
-        """Nobody comes back to `node`: it goes first, with what leads to it alone. O(those nodes)."""
+        """Have `node` evicted first, and what leads to it alone: nobody comes back. O(those nodes)."""
         while (
             node is not None
             and node.parent is not None
@@ -292,7 +292,7 @@ class Residency:
             self.announcer.stored(current)
 
     def leaving(self, snapshot: Snapshot) -> None:
-        """A snapshot gives way, or KV that leads to it."""
+        """Store a snapshot that is about to go, or the KV that leads to it."""
         if self.stored_snapshots is not None and self.snapshots is not None:
             self.stored_snapshots.save(snapshot, self.snapshots)
 

@@ -101,14 +101,14 @@ class Snapshots:
         return taken
 
     def use(self, slot: int) -> None:
-        """A run uses a snapshot."""
+        """Count one more run that uses a snapshot."""
         self._uses[slot] += 1
         if self._uses[slot] == 2 and slot in self._of:
             self._idle -= 1
             self._of[slot].stamp = 0
 
     def release(self, slot: int) -> None:
-        """One use less."""
+        """Count one run less that uses a slot."""
         self._uses[slot] -= 1
         snapshot = self._of.get(slot)
         if not self._uses[slot]:
@@ -130,13 +130,13 @@ class Snapshots:
         return snapshot
 
     def touch(self, slot: int) -> Snapshot:
-        """A request begins from the snapshot in `slot`."""
+        """Mark the snapshot in `slot` as used now: a request begins from it."""
         snapshot = self._of[slot]
         snapshot.since = self._clock
         return snapshot
 
     def drop(self, node: Node) -> None:
-        """The snapshot of `node` is none any more. Runs that use its slot go on."""
+        """Forget the snapshot of `node`. Runs that use its slot go on."""
         slot, node.snapshot = node.snapshot, 0
         del self._of[slot]
         if self._uses[slot] == 1:
@@ -155,7 +155,7 @@ class Snapshots:
         return node.end - start
 
     def saves(self, snapshot: Snapshot) -> int:
-        """Tokens that it saves, those of an end several times."""
+        """The tokens of `saved`; several times as many for a snapshot at the end of a turn."""
         return self.saved(snapshot.node) * (_END if snapshot.end else 1)
 
     # --- internals --------------------------------------------------------------------------

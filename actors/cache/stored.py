@@ -388,7 +388,7 @@ class StoredBlocks:
         return given
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """These are wanted soon."""
+        """Mark blocks as used last: they are wanted soon."""
         for key in keys:
             if key in self._idle:
                 self._idle.move_to_end(key)

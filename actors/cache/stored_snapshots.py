@@ -67,7 +67,7 @@ class StoredSnapshots:
                 self.learn(key, note)
 
     def learn(self, key: bytes, note: bytes) -> None:
-        """The first part of a snapshot is here, on the disk, or comes."""
+        """Note a snapshot whose first part, `key`, is in host memory, on the disk, or on its way."""
         stored = self._stored
         there = key in stored.coming or stored.here_or_on_disk(key)
         if len(note) != _NOTE.size or key in stored.notes or not there:
@@ -156,7 +156,7 @@ class StoredSnapshots:
         return found.at, keys, key + self._stored.notes[key]
 
     def take(self, note: bytes) -> None:
-        """What another replica sends is, with others, a snapshot."""
+        """Note a snapshot whose parts another replica sends."""
         self.learn(note[:KEY], note[KEY:])
 
     # --- to the device ------------------------------------------------------------------------

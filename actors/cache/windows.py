@@ -103,12 +103,12 @@ class Ring:
 
     @property
     def alone(self) -> Pages:
-        """What it alone has."""
+        """Pages that no tail has, nor will have."""
         return np.array([*(page for _, page in self.own), *self.spare], dtype=np.int32)
 
     @property
     def pages(self) -> Pages:
-        """All that it holds, each once."""
+        """All pages of the run, each once."""
         return np.concatenate([self.shared, self.alone])
 
     def span(self, start: int, end: int) -> Pages:
@@ -118,7 +118,7 @@ class Ring:
         return self.table[start - self.first : end - self.first].copy()
 
     def grow(self, count: int, gap: int) -> Pages:
-        """Pages for `count` more positions, of its own."""
+        """Add pages of the run's own for `count` more positions. Returns them."""
         end = self.first + len(self.table)
         taken = np.empty(count, dtype=np.int32)
         spare = self.spare.tolist()
@@ -136,7 +136,7 @@ class Ring:
         return taken
 
     def leave(self, position: int) -> Pages:
-        """No step reads before `position` any more: the pages that the run needs no longer."""
+        """Drop the pages before `position`, which no step reads any more. Returns them."""
         cut = position - self.first
         if cut <= 0:
             return NO_PAGES
@@ -174,19 +174,19 @@ class Tails(Snapshots):
         return self.allocator.total - self.held
 
     def hold(self, pages: Pages) -> None:
-        """A run refers to `pages`, each once."""
+        """Count one more run that refers to each of `pages`."""
         self.runs[pages] += 1
         self.held += int((self.runs[pages] == 1).sum())
 
     def let_go(self, pages: Pages) -> None:
-        """A run refers to `pages` no more."""
+        """Count one run less for each of `pages`; free those that nothing refers to."""
         self.runs[pages] -= 1
         over = pages[self.runs[pages] == 0]
         self.held -= len(over)
         self.allocator.free(over[self.tails[over] == 0])
 
     def take_pages(self, count: int) -> Pages:
-        """`count` pages for a run, which are `obtainable`; tails give way."""
+        """Take `count` pages for a run, of which that many are `obtainable`; tails give way."""
         while self.allocator.free_pages < count:
             self._evict()
         pages = self.allocator.alloc(count)

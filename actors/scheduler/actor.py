@@ -40,10 +40,10 @@ class MetricsSink(Protocol):
         """Report a step. `plan_seconds`: from its result's arrival to the next plan's departure."""
 
     def seen(self, seen: PicturesSeen) -> None:
-        """The tower has run on pictures."""
+        """Report pictures that the vision tower has run on."""
 
     def kv(self, free: int, evictable: int, referenced: int) -> None:
-        """Token slots of the pool after a Settled."""
+        """Report the pool's token slots after a Settled."""
 
     def finished(self, finished: Finished, /) -> None:
         """Report the end of a request."""

@@ -23,21 +23,21 @@ class Deliveries:
         self._ended: list[tuple[Request, Reason, float, Code | None, str]] = []
 
     def landed(self, result: StepResult, bound: list[RequestRun], live: list[int] | None) -> None:
-        """`result` has one token for each run of `bound`; those at `live` count (None: all)."""
+        """Note a step's tokens: one for each run of `bound`; only those at `live` count (None: all)."""
         self._landed.append((result, bound, live, []))
 
     def landed_several(self, result: StepResult, segments: list[Segment]) -> None:
-        """`result` has several tokens for some runs. What is in no segment counts for nothing."""
+        """Note a step's tokens where some runs have several. Only those in `segments` count."""
         self._landed.append((result, [], None, segments))
 
     def began(self, run: RequestRun) -> None:
-        """The tokens of `run` that come next are its request's first."""
+        """Note that the next tokens of `run` are the first ones of its request."""
         self._began[run.ident] = run.request.cached
 
     def ended(
         self, request: Request, reason: Reason, now: float, error: Code | None, message: str
     ) -> None:
-        """The end of `request`, told once the cache has heard of it."""
+        """Note the end of `request`. It is delivered once the cache has heard of it."""
         self._ended.append((request, reason, now, error, message))
 
     def take(self, ends: bool) -> list[tuple[int, Tokens]]:

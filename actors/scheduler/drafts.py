@@ -44,7 +44,7 @@ class DecodeDrafts:
         self.due = self.speculation is not None  # a step may have drafts
 
     def changed(self, runs: Sequence[RequestRun], tick: int) -> None:
-        """Other `runs` decode from now on."""
+        """Replace the set of runs that decode."""
         if self._most_forced:
             self._jumping = [i for i, run in enumerate(runs) if run.jumps]
             for i in self._jumping:

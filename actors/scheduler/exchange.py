@@ -44,7 +44,7 @@ class KvExchange:
             self._asked.append(message)
 
     def settle(self, settle: Settle) -> None:
-        """Add what was asked meanwhile."""
+        """Add to `settle` the puts and reads that were asked for since the last one."""
         self.asks = False
         asked, self._asked = self._asked, []
         puts = [each for each in asked if isinstance(each, PutBlocks)]
@@ -59,8 +59,9 @@ class KvExchange:
         settle.refused.extend(each.refused for each in copied)
 
     def settled(self, message: Settled, down: bool, saving: bool) -> None:
-        """The answer to puts or reads. `down`: there is no executor, so nothing is copied. `saving`: the
-        next plans save some blocks.
+        """Turn the cache's answer to puts or reads into copies.
+
+        `down`: there is no executor, so nothing is copied. `saving`: the next plans save some blocks.
         """
         puts, reads = self._settling.popleft()
         for put, slots in zip(puts, map(unpack, message.slots), strict=True):
@@ -72,7 +73,7 @@ class KvExchange:
         (self._saving if saving and not down else self.copies).extend(outs)
 
     def plan(self) -> bool:
-        """A plan saves the last that is to be saved. Whether somebody waits for that."""
+        """Note that the next plan saves the last blocks that wait. Returns whether any do."""
         if not self._saving:
             return False
         self._under_way.append(self._saving)
@@ -80,11 +81,11 @@ class KvExchange:
         return True
 
     def landed(self) -> None:
-        """A step for which `plan` was true is over."""
+        """Order the copies that waited for a step, which is over. `plan` was true for it."""
         self.copies += self._under_way.popleft()
 
     def lost(self) -> None:
-        """The executor is gone, with all that it had."""
+        """Answer all reads that wait with nothing: the executor is gone, and their blocks with it."""
         for out in [*(out for outs in self._under_way for out in outs), *self._saving]:
             self.copies.append(CopyOut(out.read, []))
         self._under_way.clear()

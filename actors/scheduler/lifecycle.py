@@ -290,12 +290,12 @@ class RequestLifecycle:
         return True
 
     def unpark(self) -> None:
-        """Ask again for requests for which too many others waited for pictures."""
+        """Queue again the requests that were put aside because too many others waited for pictures."""
         for request in self._planner.looks.unparked():
             self.admission.enqueue(request)
 
     def pictures_seen(self, message: PicturesSeen, now: float) -> None:
-        """Prompts go on. Where the tower failed, the requests that wait for it end."""
+        """Let prompts with seen pictures go on. End the requests whose picture the tower failed at."""
         for run in self._planner.looks.seen(message):
             why = f"the model could not look at a picture of the branch: {message.reason}"
             self.end(run.request, "error", now, "internal", why)

@@ -74,14 +74,14 @@ class KvLoads:
         return False
 
     def saved(self) -> list[RequestRun]:
-        """Runs that waited, if all is saved: their prompts may be in the next plan."""
+        """Take the runs that waited for saves, once all is saved: their prompts may be planned."""
         if self.saves or not self._waiting:
             return []
         waiting, self._waiting = self._waiting, []
         return [run for run in waiting if run.live]
 
     def write(self, pages: bytes) -> None:
-        """The next plan may write these pages, int32: what is to be saved of them goes first.
+        """Save the blocks in these pages, int32, ahead of others: the next plan may overwrite them.
 
         State slots and window pages are handed out by grants alone, which wait (`waits`). Where a number
         of theirs is one of `pages` by chance, it goes first, too, which does no harm.
@@ -106,7 +106,7 @@ class KvLoads:
         self.block_s = 0.0
 
     def plan(self, step: SentStep, step_s: float) -> Moves:
-        """What a plan saves, and what it loads. `step_s`: that steps last."""
+        """Take the blocks that the next plan saves and loads. `step_s`: seconds that a step lasts."""
         room = self._room(len(step.bound), step_s)
         count = max(room, self._first)
         saves, self.saves, self._first = self.saves[:count], self.saves[count:], 0
@@ -171,7 +171,7 @@ class HostReturns:
         self._part = 0.0  # of what long prompts lacked, what was loaded
 
     def note(self, run: RequestRun, cost: int) -> None:
-        """`run`, with a long prompt, was granted. `cost`: see `KvLoads.cost`."""
+        """Learn from the grant of `run`, which has a long prompt. `cost`: see `KvLoads.cost`."""
         lacked = run.loaded + run.prompt - run.cached
         weight = lacked / (LEARNT * run.prompt)  # who lacked little says little
         self._part += (run.loaded / lacked - self._part) * weight

@@ -63,7 +63,7 @@ class PictureLooks:
 
     @property
     def full(self) -> bool:
-        """Whether no further run should wait here."""
+        """Whether as many runs wait as may."""
         return len(self._waiting) >= self._most
 
     @property
@@ -76,7 +76,7 @@ class PictureLooks:
         return not self._waiting.get(run, set()).isdisjoint(self._given)
 
     def unparked(self) -> list[Request]:
-        """Those of `parked` whose time has come."""
+        """Take as many requests of `parked` as may wait here now."""
         room = self._most - len(self._waiting)
         if room < 1:
             return []
@@ -114,7 +114,7 @@ class PictureLooks:
         self._admit()
 
     def seen(self, message: PicturesSeen) -> list[RequestRun]:
-        """Runs go on whose pictures are all seen now. Returns those that wait for one that failed."""
+        """Let runs go on whose pictures are all seen now. Returns those that wait for a failed one."""
         for key in (*message.keys, *message.failed):
             self._given_bytes -= self._given.pop(key)
         for key in message.keys:
@@ -138,7 +138,7 @@ class PictureLooks:
         return lost
 
     def plan(self) -> Looked:
-        """What a plan has the tower look at, and what of it is forgotten."""
+        """The pictures that the next plan gives to the tower, and those that the executor may forget."""
         looks: list[PictureLook] = []
         room = PLAN_BYTES
         while self._unsent and len(looks) < PLAN_PICTURES and self._wants_more():

@@ -164,7 +164,7 @@ class Planner:
         self.constraints.reload()
 
     def resume(self, info: ExecutorInfo) -> None:
-        """There is another executor, perhaps with fewer state slots, so rows. Nothing runs."""
+        """Plan for another executor. Nothing runs. It may have fewer state slots, and so fewer rows."""
         self.max_rows, self._limit = self._most_rows(info), self._most_in_flight
         self._rows = list(range(self.max_rows - 1, -1, -1))
 
@@ -177,7 +177,7 @@ class Planner:
         return rows
 
     def grown(self, run: RequestRun, pages: bytes, windows: bytes = b"") -> None:
-        """`run` got the pages it asked for."""
+        """Note that `run` got the pages it asked for."""
         run.growing = False
         run.slots += len(pages) // 4 * self._page_size
         self._grows.append(GrowRow(run.row, pages, windows))

@@ -45,11 +45,11 @@ class Settlements:
 
     @property
     def ready(self) -> bool:
-        """A Settle may go out now."""
+        """Whether a Settle may be sent now."""
         return not self._sent or (self.finals > 0 and len(self._sent) < MAX_OUTSTANDING)
 
     def owes(self, request: int) -> bool:
-        """The cache had not seen the last commit of `request` when the last verdict fell."""
+        """Whether the cache decided its last verdict before it saw the last commit of `request`."""
         return request in self.commits or any(request in commits for _, _, commits in self._sent)
 
     def commit(self, run: RequestRun) -> None:

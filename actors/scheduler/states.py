@@ -67,7 +67,7 @@ class StateSlots:
         self._since = tick
 
     def pauses(self, tick: int) -> None:
-        """Note that the run decodes no more, from `tick` on."""
+        """Note that the run does not decode from `tick` on."""
         if self._since is not None:
             turn = (tick - self._since) % len(self._order)
             self._order = self._order[turn:] + self._order[:turn]
