@@ -19,7 +19,7 @@ from ramify.actors.gateway.actor import GatewayActor
 from ramify.actors.gateway.port.access.minted import Minted
 from ramify.actors.gateway.port.interfaces import GatewayMetrics, Served, Status
 from ramify.actors.kit.clock import Clock
-from ramify.actors.kit.fanout import FanOut, Spread
+from ramify.actors.kit.fanout import FanOut
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.kit.memory import Holdings
 from ramify.actors.kit.report import CredentialUsage, StoreHealth
@@ -35,7 +35,6 @@ from ramify.protocol.config import DAY_S, EngineConfig
 from ramify.protocol.credentials import Credential
 from ramify.protocol.errors import ConfigError
 from ramify.protocol.messages import (
-    SessionMessage,
     Shutdown,
     StoreMessage,
 )
@@ -79,7 +78,7 @@ class LocalFront:
         self._naming = naming if naming is not None else Naming()
         self._tokenizer: Tokenizer | None = None
         self._directory: Directory | None = None
-        self._spread = FanOut(self._mailboxes.sessions)
+        self.spread = FanOut(self._mailboxes.sessions)
         self.gateway = GatewayActor(
             self._mailboxes.to_gateway,
             config.server,
@@ -98,10 +97,6 @@ class LocalFront:
             self.gateway.signs(secret)
         self._mailboxes.here = self.gateway
         metrics.usage_from(self.gateway.usage)
-
-    @property
-    def spread(self) -> Spread[SessionMessage]:
-        return self._spread
 
     async def listen(self, group: TaskGroup, guard: Guard) -> int:
         port: int = await group.start(guard("gateway", self.gateway.run))

@@ -23,21 +23,17 @@ class PageAllocator:
             raise ValueError(f"a pool of {total} pages: at least 1 is needed")
         self.total = total
         self._stack: Pages = np.arange(total - 1, -1, -1, dtype=np.int32)
-        self._count = total
+        self.free_pages = total
         self._out = np.zeros(total, dtype=np.bool_)
         self._place = np.zeros(total, dtype=np.int32)  # scratch: finds duplicates within one call
         self._order = np.arange(total, dtype=np.int32)
 
-    @property
-    def free_pages(self) -> int:
-        return self._count
-
     def alloc(self, count: int) -> Pages:
         """`count` pages, int32[count]. Raises ValueError if fewer are free: the caller checks first."""
-        if not 0 <= count <= self._count:
-            raise ValueError(f"{count} pages asked for, {self._count} are free")
-        self._count -= count
-        pages = self._stack[self._count : self._count + count][::-1].copy()
+        if not 0 <= count <= self.free_pages:
+            raise ValueError(f"{count} pages asked for, {self.free_pages} are free")
+        self.free_pages -= count
+        pages = self._stack[self.free_pages : self.free_pages + count][::-1].copy()
         self._out[pages] = True
         return pages
 
@@ -52,8 +48,8 @@ class PageAllocator:
         if b"\0" in self._out.take(pages).tobytes() or self._place.take(pages).tobytes() != places:
             raise DoubleFree(f"{count} pages were freed of which some are not out, or occur twice")
         self._out[pages] = False
-        self._stack[self._count : self._count + count] = pages
-        self._count += count
+        self._stack[self.free_pages : self.free_pages + count] = pages
+        self.free_pages += count
 
     def is_out(self, pages: Pages) -> npt.NDArray[np.bool_]:
         """bool[n]: which of `pages` are handed out."""

@@ -74,7 +74,7 @@ class RayActors:
         self._settings = settings
         self._where = drive.host, drive.port, drive.secret, drive.pem
         self._gpus = settings.gpus if settings.gpus is not None else float(drive.device == "cuda")
-        self._wanted = drive.count
+        self.wanted = drive.count  # how many there should be
         self._count = 0
         self._failures = 0  # looks in a row that found failed actors
         self.proven = drive.proven  # a replica has been ready: what fails now may pass
@@ -87,14 +87,9 @@ class RayActors:
         """The actors that run."""
         return list(self._actors)
 
-    @property
-    def wanted(self) -> int:
-        """How many there should be."""
-        return self._wanted
-
     def scale(self, count: int) -> None:
         """Have so many from now on. More are started here; fewer: their front dismisses some."""
-        self._wanted = count
+        self.wanted = count
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
         """Until cancelled, which ends them."""
@@ -171,7 +166,7 @@ class RayActors:
             self._failures = min(self._failures + 1, 8)
             if self._failures >= ATTEMPTS and not self.proven:
                 raise NotStarted(f"actors on Ray have failed {ATTEMPTS} times: {why}")
-        while len(self._actors) < self._wanted:
+        while len(self._actors) < self.wanted:
             self._start()
 
     def _start(self) -> None:

@@ -80,7 +80,7 @@ class Scheduler:
             info, config, self.planner, self._settlements, self._deliveries
         )
         self.next_deadline = lifecycle.next_deadline
-        self._requests, self._runs = lifecycle.requests, lifecycle.runs
+        self.requests, self._runs = lifecycle.requests, lifecycle.runs
         self._admission = lifecycle.admission
         self._hungry: list[RequestRun] = []  # their Grow found no memory
         # their prompts are computed, but they sat all steps since out
@@ -99,11 +99,6 @@ class Scheduler:
         return self.lifecycle.accounts.tenants
 
     @property
-    def requests(self) -> Mapping[int, Request]:
-        """All requests that have not ended."""
-        return self._requests
-
-    @property
     def mixed_room(self) -> int:
         """Prompt tokens that a step beside decodes could take, as of the last time that was computed."""
         return self.planner.pace.allowed
@@ -114,7 +109,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._requests) - len(self._runs)
+        return len(self.requests) - len(self._runs)
 
     def load(self, heard: int = 0) -> ReplicaLoad:
         """The scheduler's load, for routers. O(requests): call it some times a second, not each step."""
@@ -143,7 +138,7 @@ class Scheduler:
             case Brought():
                 self._more = True
                 for ident in event.requests:
-                    if (found := self._requests.get(ident)) and found.state is RequestState.PARKED:
+                    if (found := self.requests.get(ident)) and found.state is RequestState.PARKED:
                         self._admission.enqueue(found)
             case PicturesSeen():
                 self.lifecycle.pictures_seen(event, now)
@@ -170,7 +165,7 @@ class Scheduler:
         self.planner.awaited.clear()
         if self._hungry:
             self._relieve(now)
-        waiting = len(self._requests) > len(self._runs) and self.lifecycle.down is None
+        waiting = len(self.requests) > len(self._runs) and self.lifecycle.down is None
         exchange = self.exchange
         wanted = self.planner.wanted or self._settlements.commits or exchange.asks or self._more
         if not (waiting or wanted):

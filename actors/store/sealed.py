@@ -48,16 +48,11 @@ class Keys:
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         self._keys = {_ident(key): key for key in keys}
-        self._first = _ident(keys[0])
+        self.first = _ident(keys[0])  # the one that seals
         self._cipher = lru_cache(CIPHERS)(self._make)
 
     def _make(self, ident: bytes, session: str) -> AESGCM:
         return AESGCM(hmac.digest(self._keys[ident], b"items of " + session.encode(), hashlib.sha256))
-
-    @property
-    def first(self) -> bytes:
-        """The id of the one that seals."""
-        return self._first
 
     def __contains__(self, ident: object) -> bool:
         return ident in self._keys
@@ -69,8 +64,8 @@ class Keys:
 
     def seal(self, session: str, key: str, body: bytes) -> bytes:
         nonce = os.urandom(NONCE_BYTES)
-        sealed = self._cipher(self._first, session).encrypt(nonce, body, _about(session, key))
-        return b"".join((SEALED, self._first, nonce, sealed))
+        sealed = self._cipher(self.first, session).encrypt(nonce, body, _about(session, key))
+        return b"".join((SEALED, self.first, nonce, sealed))
 
     def unseal(self, session: str, key: str, body: bytes) -> bytes:
         """Raises Unsealable."""

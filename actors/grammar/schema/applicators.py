@@ -178,9 +178,14 @@ def _parts(pointer: str, keywords: dict[str, Any], key: str) -> list[str]:
 
 
 def _all(expander: "Expander", pointer: str, keywords: dict[str, Any]) -> Cases:
+    return _each(expander, _parts(pointer, keywords, "allOf"), expander.valid)
+
+
+def _each(expander: "Expander", parts: list[str], said: Callable[[str], Cases]) -> Cases:
+    """The values of which all is true that is `said` of `parts`."""
     found = EVERYTHING
-    for part in _parts(pointer, keywords, "allOf"):
-        found = expander.both(found, expander.valid(part), part)
+    for part in parts:
+        found = expander.both(found, said(part), part)
     return found
 
 
@@ -193,10 +198,7 @@ def _any(expander: "Expander", pointer: str, keywords: dict[str, Any]) -> Cases:
 
 
 def _no_any(expander: "Expander", pointer: str, keywords: dict[str, Any]) -> Cases:
-    found = EVERYTHING
-    for part in _parts(pointer, keywords, "anyOf"):
-        found = expander.both(found, expander.invalid(part), part)
-    return found
+    return _each(expander, _parts(pointer, keywords, "anyOf"), expander.invalid)
 
 
 def _one(expander: "Expander", pointer: str, keywords: dict[str, Any]) -> Cases:

@@ -168,24 +168,19 @@ class SessionState:
         # what those became: text, and what was known of it
         self.asked: tuple[str, Bound] | None = None
         self._rules = WeakValueDictionary[SavedRule, Rule]()
-        self._count = 0
+        self.handles = 0  # how many were given out
         self._meta_bytes = 0
 
     def next_id(self) -> int:
         """A branch handle or request id (see `protocol.messages`)."""
-        self._count += 1
-        return self.number << 32 | self._count
-
-    @property
-    def handles(self) -> int:
-        """How many ids it has given out."""
-        return self._count
+        self.handles += 1
+        return self.number << 32 | self.handles
 
     def restore(self, revision: int, lives: list[int], handles: int, meta: JsonObject | None) -> None:
         """As it was on another server, up to `revision`, and after `lives`. Its branches follow."""
         self.lives = [*lives, revision][-LIVES_KEPT:]
         self.revision = (revision // LIFE + 1) * LIFE
-        self._count = handles
+        self.handles = handles
         self.annotate(None, meta)
 
     def lost(self, revision: int | None) -> bool:

@@ -82,9 +82,9 @@ class ResponseDialogue(Dialogue):
         self._thinking = request.thinking(known)
         self._created = created
         self._unique = secrets.token_hex(6)
-        self._branch = f"r{self._unique}"
+        self.branch = f"r{self._unique}"  # the response is all of it
         # Where nothing is to be said, one hidden token on a branch beside it computes the prompt.
-        self._says = self._branch if request.generates else f"{self._branch}.warm"
+        self._says = self.branch if request.generates else f"{self.branch}.warm"
         previous = self._previous()
         self.keeps = request.stores or previous is not None or self._transient
         self.saves = request.stores
@@ -120,11 +120,6 @@ class ResponseDialogue(Dialogue):
         return self._stored.ident if self._stored is not None else None
 
     @property
-    def branch(self) -> str:
-        """The branch that the response is."""
-        return self._branch
-
-    @property
     def stores(self) -> bool:
         """Whether it can be continued when its socket has gone."""
         return self._request.stores
@@ -136,7 +131,7 @@ class ResponseDialogue(Dialogue):
 
     def forget(self) -> list[ClientMessage]:
         """Drop the branch of a response that cannot be continued."""
-        return [Drop(id=FORGET, branch=self._branch)]
+        return [Drop(id=FORGET, branch=self.branch)]
 
     def abandon(self) -> list[ClientMessage]:
         """See `Dialogue`."""
@@ -159,7 +154,7 @@ class ResponseDialogue(Dialogue):
                         self._answered = True
                         return json_response(200, self._object("queued"))
                     out.append(self._begin())
-                case Delta() if message.branch == self._branch:
+                case Delta() if message.branch == self.branch:
                     out += [self._begin(), self._output.say(message)]
                 case Done(reason="error"):
                     failure = Error(code=message.error or "internal", message=message.message or "")
@@ -204,7 +199,7 @@ class ResponseDialogue(Dialogue):
         return previous
 
     def _all_ops(self, previous: Stored | None, shown: RequestPictures) -> list[ClientMessage]:
-        request, branch = self._request, self._branch
+        request, branch = self._request, self.branch
         detach = "run" if self.outlives else "cancel"
         opened = Open(
             session=previous.session if previous else None,
@@ -257,7 +252,7 @@ class ResponseDialogue(Dialogue):
 
     def _attached(self, state: StateReply) -> None:
         key = state.key or (self.ops[0].key if isinstance(self.ops[0], Open) else None) or ""
-        self._stored = Stored(state.session, key, self._branch, self._instructions, self._transient)
+        self._stored = Stored(state.session, key, self.branch, self._instructions, self._transient)
 
     def _kept_first(self, start: int) -> None:
         assert self._stored is not None
@@ -273,7 +268,7 @@ class ResponseDialogue(Dialogue):
         whole = {**kept, INPUT: self._request.items(self._unique)}
         self._kept = (status, error)
         self._kept_input = with_input and len(msgspec.json.encode(whole)) <= KEPT
-        return Set(id=ident, branch=self._branch, meta=whole if self._kept_input else kept)
+        return Set(id=ident, branch=self.branch, meta=whole if self._kept_input else kept)
 
     # --- what is said ---
 

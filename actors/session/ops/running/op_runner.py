@@ -46,7 +46,7 @@ class OpRunner:
         self._ready: deque[Task] = deque()  # they were first in their queues, and run in this order
         self._freed: list[Task] | None = None  # by the op that is under way: they come before the others
         self._midway = False  # in what an op appends
-        self._queued = 0
+        self.queued = 0  # bytes held by ops that wait or run
         self._broken: RamifyError | None = None  # the engine; nothing is begun any more
         self.deadlines = Deadlines(self._queues)
         self.generations = Generations(
@@ -79,11 +79,6 @@ class OpRunner:
     def tasks(self) -> list[Task]:
         """The tasks that wait or run, in the order in which they came."""
         return self._queues.on()
-
-    @property
-    def queued(self) -> int:
-        """Bytes held by ops that wait or run."""
-        return self._queued
 
     @property
     def due(self) -> bool:
@@ -148,7 +143,7 @@ class OpRunner:
         return freed
 
     def _hold(self, count: int) -> None:
-        self._queued += count
+        self.queued += count
         self._state.meter.add(count)
 
     def start(self, tasks: Iterable[Task]) -> None:

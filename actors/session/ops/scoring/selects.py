@@ -9,7 +9,7 @@ choice or changes nothing: whatever stops it ends its op with an error, and what
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ramify.actors.kit.memory import SEGMENT, TOKEN
@@ -75,7 +75,7 @@ class Selects:
         self._publisher = publisher
         self._on_end = on_end
         self._by_task: dict[int, Measured] = {}
-        self._by_request: dict[int, Measured] = {}
+        self.requests: dict[int, Measured] = {}  # what is being scored, by the request's number
         self._encoding: dict[int, Selection] = {}
         self._paused: set[str] = set()  # clients
         self._ready: OrderedDict[int, Measured] = OrderedDict()  # have more to submit; by id(task)
@@ -83,17 +83,12 @@ class Selects:
     @property
     def busy(self) -> bool:
         """Whether any choice is being scored, or waits to be."""
-        return bool(self._encoding or self._by_request or self._ready)
+        return bool(self._encoding or self.requests or self._ready)
 
     @property
     def measured(self) -> list[Measured]:
         """All that has not ended."""
         return list(self._by_task.values())
-
-    @property
-    def requests(self) -> Mapping[int, Measured]:
-        """What is being scored now, by the request's number."""
-        return self._by_request
 
     # --- start -----------------------------------------------------------------------------------
 
@@ -193,7 +188,7 @@ class Selects:
 
     def _submit_ready(self) -> None:
         """Submit what waits, as far as the session's limit allows. Selections share it equally."""
-        while self._ready and (room := self._state.limits.running - len(self._by_request)) > 0:
+        while self._ready and (room := self._state.limits.running - len(self.requests)) > 0:
             key, selection = self._ready.popitem(last=False)
             self._submit(selection, -(-room // (len(self._ready) + 1)))
             if selection.waiting:
@@ -222,7 +217,7 @@ class Selects:
         request = state.next_id()
         selection.handles[request] = handle
         selection.pending[request] = scoring
-        self._by_request[request] = selection
+        self.requests[request] = selection
         state.out.scheduler.append(
             Submit(
                 request=request,
@@ -262,7 +257,7 @@ class Selects:
         """Take back what is not scored yet, with its branches in the cache."""
         out, pending = self._state.out, selection.pending
         for request in pending:
-            del self._by_request[request]
+            del self.requests[request]
             out.scheduler.append(CancelRequest(request))
         if pending:
             out.cache.append(DropBranches([selection.handles.pop(request) for request in pending]))
@@ -270,7 +265,7 @@ class Selects:
 
     def change_core(self) -> None:
         """Another engine has the branches: what is not scored yet is asked of it. Scores are kept."""
-        self._by_request.clear()
+        self.requests.clear()
         for selection in self._by_task.values():
             selection.again()
             selection.handles.clear()
@@ -281,7 +276,7 @@ class Selects:
 
     def finished(self, finished: Finished, now: float) -> bool:
         """A request ended. False if it was none of a selection."""
-        selection = self._by_request.pop(finished.request, None)
+        selection = self.requests.pop(finished.request, None)
         if selection is None:
             return False
         scoring = selection.pending.pop(finished.request)
