@@ -8,8 +8,8 @@ MODEL ?=
 # the least that the server logs; info tells of each session
 LOG ?= warning
 ARGS ?=
-# processes that share the tests: one for each core, at most 8
-JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
+# processes that share the tests: one more than there are cores, as many tests wait; at most 8
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 7 ? n + 1 : 8)))
 VENV := .venv
 BIN := $(VENV)/bin
 SERVING := $(VENV)/.installed
