@@ -9,9 +9,10 @@ import numpy as np
 
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.native.attention import COUNT, FIRST, PAGES, POSITION, TILE_WORDS
+from ramify.gpu.native.kernels import DrawArrays
 from ramify.gpu.native.threads import Crew, Instruction, Recording, aligned
 from ramify.gpu.ops.cpu_inputs import CpuInputs
-from ramify.gpu.ops.cpu_ops import CpuOps, CpuStep, DrawArrays, no_step
+from ramify.gpu.ops.cpu_ops import CpuOps, CpuStep, no_step
 from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import StepInputs
 from ramify.gpu.step.rows import RowTable

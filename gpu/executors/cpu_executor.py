@@ -2,7 +2,7 @@
 
 A step is one call that does not hold the interpreter's lock: inputs are written into arrays at fixed
 addresses, the recording runs, and the tokens that rows sampled are in an array, where the next
-step reads its inputs. Rows that need more than a temperature are sampled again by torch. It does not
+step reads its inputs. Rows with penalties or log-probabilities are sampled again by torch. It does not
 know files; see `load`.
 """
 
@@ -14,9 +14,10 @@ from ramify.gpu.constraints.rows import Masks
 from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.executors.host_executor import DoneStep, HostExecutor, Logprobs
 from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.native.kernels import DrawArrays
 from ramify.gpu.native.threads import Crew, Recording
 from ramify.gpu.ops.cpu_inputs import CpuInputs
-from ramify.gpu.ops.cpu_ops import CpuOps, DrawArrays, no_step
+from ramify.gpu.ops.cpu_ops import CpuOps, no_step
 from ramify.gpu.step.inputs import NO_DRAWS, Draws
 from ramify.gpu.step.rows import Ints, RowTable, StepRows
 from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan
@@ -85,8 +86,14 @@ class CpuExecutor(HostExecutor[None]):
 
     def _draws_of(self, step: StepRows) -> Draws:
         """How the lines sample; random numbers are drawn only where one has a temperature."""
-        rows, settings = step.rows[step.sampling], self._sampler.settings
-        return settings.draws(rows, step.draws) if settings.temperatures[rows].any() else NO_DRAWS
+        rows, settings, draws = step.rows[step.sampling], self._sampler.settings, self._draws
+        if not settings.temperatures[rows].any():
+            return NO_DRAWS
+        for own, setting in (
+            (draws.top_k, settings.top_k), (draws.top_p, settings.top_p), (draws.floors, settings.floors)
+        ):  # fmt: skip
+            own[: len(rows)] = setting[rows]
+        return settings.draws(rows, step.draws)
 
     def _sample(
         self, step: StepRows, output: None, drafts: Ints | None, masks: Masks | None
@@ -99,7 +106,7 @@ class CpuExecutor(HostExecutor[None]):
         if masks is not None and len(masks.forced):  # there is nothing to choose, but logits may be bad
             tokens[masks.forced] = np.where(tokens[masks.forced] < 0, NO_TOKEN, masks.tokens)
         logprobs: Logprobs = []
-        if len(special):  # torch sorts for top-k and top-p, and counts for penalties
+        if len(special):  # torch counts for penalties, and knows log-probabilities
             own = None if drafts is None else drafts[special]
             logits = self._logits_of(len(rows))[torch.from_numpy(special)]
             bound = None if masks is None else masks.of(special)

@@ -5,10 +5,11 @@ Knows which argument of a kernel is which tensor. It does not know what a model 
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -27,6 +28,23 @@ Grouped = tuple[tuple[str, Grouping], ...]
 """What is done with products of weights in groups, and how these are grouped."""
 
 _KINDS = {torch.float32: F32, torch.float16: F16}
+
+
+@dataclass(slots=True)
+class DrawArrays:
+    """How each line samples: temperature, number in [0, 1), what is cut off; what came out, or -1."""
+
+    temperatures: npt.NDArray[np.float32]  # 0: the best token
+    uniforms: npt.NDArray[np.float64]
+    tokens: Words
+    top_k: Words = field(init=False)  # 0: off
+    top_p: npt.NDArray[np.float64] = field(init=False)  # 1: off
+    floors: npt.NDArray[np.float32] = field(init=False)  # log of min_p, -infinity: off
+
+    def __post_init__(self) -> None:
+        lines = len(self.tokens)
+        self.top_k, self.top_p = np.zeros(lines, dtype=np.int64), np.ones(lines)
+        self.floors = np.full(lines, -np.inf, dtype=np.float32)
 
 
 @dataclass(slots=True)
@@ -280,18 +298,15 @@ class Kernels:
         one.items = one.together = heads[1]
         return one
 
-    def choose(
-        self, count: Words, logits: Tensor, temperatures: Array, uniforms: Array, tokens: Words,
-        bad: int = -1,
-    ) -> Instruction:  # fmt: skip
-        """tokens[i]: the best of logits[i], or one drawn; `bad` where the logits are not finite."""
+    def choose(self, count: Words, logits: Tensor, draws: DrawArrays, bad: int = -1) -> Instruction:
+        """draws.tokens[i]: the best of logits[i], or one drawn; `bad` where they are not finite."""
         args = _args(sampling.BAD + 1, {
             sampling.LOGITS: logits, sampling.STRIDE: logits.stride(0), sampling.SIZE: logits.shape[1],
-            sampling.TEMPERATURES: temperatures, sampling.UNIFORMS: uniforms, sampling.TOKENS: tokens,
-            sampling.BAD: bad,
+            sampling.TEMPERATURES: draws.temperatures, sampling.UNIFORMS: draws.uniforms,
+            sampling.TOP_K: draws.top_k, sampling.TOP_P: draws.top_p, sampling.FLOORS: draws.floors,
+            sampling.TOKENS: draws.tokens, sampling.BAD: bad,
         })  # fmt: skip
-        keep = (logits, temperatures, uniforms, tokens)
-        return self._instruction("choose", count, args, keep)
+        return self._instruction("choose", count, args, (logits, draws))
 
     def _instruction(self, name: str, count: Words, args: list[int], keep: object) -> Instruction:
         return Instruction(self._codes[name].address(name), count, args, keep=keep)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from ramify.gpu.native.attention import MOST_ROWS, TILE_WORDS
 from ramify.gpu.native.experts import OF, RENORMALISE, SHARED, SHARED_GATE, SIGMOID
 from ramify.gpu.native.grouped import Grouping, PackedGroups
 from ramify.gpu.native.kernels import (
+    DrawArrays,
     Grouped,
     Kernels,
     Packed,
@@ -96,15 +96,6 @@ def empty_step(tokens: int) -> CpuStep:
 def no_step() -> StepInputs[Tensor]:
     """For recording: the instructions read a step's inputs from their own arrays."""
     return StepInputs.from_parts(Bucket(0, 0, 0, 0), {})
-
-
-@dataclass(slots=True)
-class DrawArrays:
-    """How each line samples: a temperature and a number in [0, 1); what came out, or -1."""
-
-    temperatures: npt.NDArray[np.float32]
-    uniforms: npt.NDArray[np.float64]
-    tokens: Words
 
 
 @dataclass(slots=True)
@@ -386,9 +377,7 @@ class CpuOps:
 
     def choose(self, logits: Tensor, draws: DrawArrays, bad: int = NO_TOKEN) -> Instruction:
         """Sample a token from each line of logits; `bad` where they are not finite."""
-        return self._kernels.choose(
-            self.step.lines_count, logits, draws.temperatures, draws.uniforms, draws.tokens, bad
-        )
+        return self._kernels.choose(self.step.lines_count, logits, draws, bad)
 
     def reach(self, position: int) -> None:
         """Know the rotary angles up to `position`."""

@@ -4,6 +4,8 @@ A row's settings are kept in arrays, so that a step's share of them is one index
 row has seen are not settings; see `penalties` and `token_counts`.
 """
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,8 +25,9 @@ class RowSettings:
         self.top_k: Ints = np.zeros(max_rows, dtype=np.int64)  # 0: off
         self.top_p: npt.NDArray[np.float64] = np.ones(max_rows)  # 1: off
         self.min_p: npt.NDArray[np.float64] = np.zeros(max_rows)  # 0: off
+        self.floors = np.full(max_rows, -np.inf, dtype=np.float32)  # log of min_p
         self.logprobs: Ints = np.zeros(max_rows, dtype=np.int64)  # of the best tokens; 0: none at all
-        self.special = np.zeros(max_rows, dtype=np.bool_)  # asks for more than a temperature
+        self.special = np.zeros(max_rows, dtype=np.bool_)  # asks for more than a draw
 
     def open(self, row: int, sampling: SamplingParams) -> None:
         """Take over a row's settings."""
@@ -34,9 +37,8 @@ class RowSettings:
         self.top_p[row] = sampling.top_p
         self.min_p[row] = sampling.min_p
         self.logprobs[row] = min(sampling.logprobs, self._vocab_size)
-        cut = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
-        drawn = cut and sampling.temperature > 0
-        self.special[row] = drawn or sampling.penalized or sampling.logprobs > 0
+        self.floors[row] = math.log(sampling.min_p) if sampling.min_p > 0 else -np.inf
+        self.special[row] = sampling.penalized or sampling.logprobs > 0
 
     def draws(self, rows: Ints, indices: Ints) -> Draws:
         """How each of `rows` [S] draws its output token number `indices` [S]."""
