@@ -29,7 +29,7 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (321, 654),
+    "actors": (321, 655),
     "actors/cache": (20, 49),
     "actors/calls": (11, 27),
     "actors/cluster": (15, 33),

@@ -80,7 +80,8 @@ def test_what_is_cut_off_is_what_torch_cuts_off(
     scaled = (logits - logits.max()) / heat
     for top_k, top_p, min_p in (
         (1, 1.0, 0.0), (35, 1.0, 0.0), (size, 1.0, 0.0), (1300, 0.97, 0.0), (0, 0.9, 0.0),
-        (0, 1e-20, 0.0), (0, 0.999999, 0.0), (40, 0.5, 0.0), (0, 1.0, 0.2), (40, 0.8, 0.05), (10**9, 0.3, 1.0),
+        (0, 1e-20, 0.0), (0, 0.999999, 0.0), (40, 0.5, 0.0), (0, 1.0, 0.2), (40, 0.8, 0.05),
+        (10**9, 0.3, 1.0),
     ):  # fmt: skip
         cut = torch.tensor([top_k]), torch.tensor([top_p]), torch.tensor([min_p], dtype=torch.float64)
         low = thresholds(scaled, *cut)
