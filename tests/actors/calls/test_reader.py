@@ -14,6 +14,7 @@ from ramify.actors.calls.dialects import DIALECTS, THOUGHTS, Dialect, dialect_of
 from ramify.actors.calls.reader import PRIMED_MOST, Reader
 from ramify.actors.calls.toolbox import MAX_CALLS, Toolbox, call_id
 from ramify.protocol.wire import Part
+from tests.amount import examples
 
 TOOLS = Toolbox([{"name": "weather"}, {"type": "function", "function": {"name": "add"}}])
 ANY = dialect_of("")
@@ -145,7 +146,7 @@ PIECES = [
 ]
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(150, 300))
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.integers(1, 9))
 def test_any_mixture_is_read_whatever_the_chunks(text: str, cut: int) -> None:
     whole, segments = read(text, THINKS), read(text, THINKS, cut=cut)

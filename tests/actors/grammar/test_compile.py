@@ -5,6 +5,7 @@ import json
 import random
 import re
 import zlib
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -205,11 +206,17 @@ def test_a_worker_starts_with_what_schemas_share() -> None:
 # --- regexes that no table holds -------------------------------------------------------------------
 
 
-def taken(body: Any, text: str) -> bool:
-    """Whether llguidance takes all of `text`, a byte as each token, and may end there."""
+@cache
+def followed(text: str) -> Any:
+    """llguidance behind nothing, by a grammar; a byte is a token."""
     llguidance: Any = importlib.import_module("llguidance")
+    return llguidance.LLMatcher(llguidance.LLTokenizer("byte"), text, log_level=0)
+
+
+def taken(body: Any, text: str) -> bool:
+    """Whether llguidance takes all of `text`, and may end there."""
     assert isinstance(body, GrammarBody)
-    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), body.text, log_level=0)
+    matcher = followed(body.text).deep_copy()
     return all(map(matcher.consume_token, text.encode())) and matcher.is_accepting()
 
 

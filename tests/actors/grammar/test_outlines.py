@@ -52,7 +52,7 @@ def combined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(120, 250), deadline=None)
 @given(st.recursive(ATOMS, combined, max_leaves=5))
 def test_both_compilers_have_the_same_language(pattern: str) -> None:
     try:

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from ramify.actors.tokenizer import GUARD, GenerationDefaults, Tokenizer
 from ramify.actors.tokenizer.pretrained import of_transformers
 from ramify.protocol.errors import BadRequest, ModelError
+from tests.amount import examples
 
 CORPUS = [
     "Hello world, how are you? The cat sat on the mat and looked at the world.",
@@ -107,14 +108,14 @@ BAD_DEFAULTS = [
 
 
 class TestEncode:
-    @settings(derandomize=True, deadline=None, max_examples=150)
+    @settings(derandomize=True, deadline=None, max_examples=examples(70, 150))
     @given(text=TEXT)
     def test_at_position_0_it_is_transformers(self, pair: Any, text: str) -> None:
         ours, theirs = pair
         assert ours.encode(text, start=True) == theirs.encode(text)
         assert ours.encode_chat(text, start=True) == theirs.encode(text, add_special_tokens=False)
 
-    @settings(derandomize=True, deadline=None, max_examples=150)
+    @settings(derandomize=True, deadline=None, max_examples=examples(70, 150))
     @given(before=TEXT, text=TEXT)
     def test_continuing_adds_exactly_the_text(self, pair: Any, before: str, text: str) -> None:
         """No space appears where a branch goes on (SentencePiece's prefix space)."""
@@ -162,7 +163,7 @@ class TestEncode:
 
 
 class TestBytes:
-    @settings(derandomize=True, deadline=None, max_examples=150)
+    @settings(derandomize=True, deadline=None, max_examples=examples(70, 150))
     @given(text=TEXT)
     def test_bytes_join_to_what_transformers_decodes(self, pair: Any, text: str) -> None:
         ours, theirs = pair
@@ -386,7 +387,7 @@ def test_a_large_vocabulary_is_loaded_without_a_warning(
     assert caplog.text == ""
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=examples(50, 100))
 @given(parts=st.lists(TEXT, min_size=1, max_size=4), hostile=st.booleans())
 def test_tokens_before_a_place(parts: list[str], hostile: bool) -> None:
     """No token before it reaches beyond the place; guards, which have no token, do not count."""

@@ -23,6 +23,7 @@ from ramify.protocol.saved import Exported, SavedHead, SavedInput, SavedLabel, S
 from tests.actors.session.alone import restore
 from tests.actors.session.test_random_sessions import random_op
 from tests.actors.session.test_restore import shown
+from tests.amount import examples
 
 decode, encode = msgspec.msgpack.decode, msgspec.msgpack.encode
 
@@ -183,7 +184,7 @@ def first_again(first: Any, rest: list[Any]) -> Any:
     return msgspec.structs.replace(rest[0], handle=first.handle)
 
 
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=examples(60, 150), derandomize=True, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_damaged_file_is_refused_or_makes_a_session(
     sim_class: Any, tokenizer: Tokenizer, seed: int
