@@ -266,6 +266,8 @@ class Engine:
             drafter=info.drafter or "none",
             pages=info.pages,
         )
+        if info.pictures_reason:
+            log.warning("pictures are not served", why=info.pictures_reason)
 
     def _faulty(self, fault: str | None) -> None:
         self.status.executor = self.core.info  # another executor may have another pool

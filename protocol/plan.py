@@ -327,6 +327,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     host_memory: str = ""  # where another process of the machine finds them (`gpu.kv.host_memory`)
     rank_memory: str = ""  # where it finds this rank's parts of them
     block_bytes: int = 0  # of a block, or of this rank's part
+    pictures_reason: str = ""  # why a model that sees takes none
     kv_stamp: str = ""  # what its KV comes from: model, weights, format; equal stamps fit each other
 
     def told(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ramify.gpu.ranks.checks import refuse_file
 from ramify.gpu.startup.gguf_weights import tensor_names
 from ramify.gpu.startup.machine import context_of, device_of, dtype_of
 from ramify.gpu.startup.memory import free_bytes, has_windows, plan_pages
+from ramify.gpu.startup.pictures import no_pictures
 from ramify.gpu.startup.quantization import Quantization
 from ramify.gpu.startup.ranks import quantization_of
 from ramify.gpu.startup.weights import check_weights
@@ -62,6 +63,8 @@ def forecast(path: Path, ranks: int = 1, whole_experts: bool = False) -> dict[st
     isa = quantization.isa
     windows = "; more, as layers with a window keep the last tokens alone" if ends else ""
     each = f" for each of {ranks} ranks" if ranks > 1 else ""
+    blind = no_pictures(divided, whole, quantization, device)
+    seen = {} if whole.vision is None else {"pictures": blind or "are taken"}
     return {
         "device": f"{device}, {free >> 20} MiB are free{each}",
         "weights": f"{quantization.name if quantization.name != 'none' else str(dtype)[6:]} "
@@ -73,6 +76,7 @@ def forecast(path: Path, ranks: int = 1, whole_experts: bool = False) -> dict[st
         "memory": f"{rate / 1e9:.1f} GB/s, measured",
         "tokens a second": f"about {rate / sizes.read:.0f} for one stream, as far as memory decides"
         + (", and sums over the ranks take no time" if each else ""),
+        **seen,
     }
 
 

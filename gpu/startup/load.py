@@ -48,7 +48,7 @@ from ramify.gpu.startup.memory import (
 )
 from ramify.gpu.startup.mtp import empty_mtp, fill_mtp, load_mtp
 from ramify.gpu.startup.packing import Packing
-from ramify.gpu.startup.pictures import empty_pictures
+from ramify.gpu.startup.pictures import empty_pictures, no_pictures
 from ramify.gpu.startup.quantization import Quantization
 from ramify.gpu.startup.random_weights import fill_random
 from ramify.gpu.startup.ranks import (
@@ -119,8 +119,9 @@ def load_rank(config: ModelConfig, progress: Progress, place: RankPlace | None) 
     parameters = model.parameters() if split is None else split.parameters
     info = executor_info(config, shape, parameters, context, dtype, device, attention, windows)
     info = msgspec.structs.replace(
-        info, quantization=quantization.name, quantization_reason=quantization.reason, constrains=True
-    )
+        info, quantization=quantization.name, quantization_reason=quantization.reason, constrains=True,
+        pictures_reason=no_pictures(config, split.whole if split else shape, quantization, device),
+    )  # fmt: skip
     jumps = config.jump_forward
     if shape.keeps_states:  # there are states for drafts
         jumps = jumps and on_host and draft.kind != "none"
@@ -247,7 +248,7 @@ def _torch(
 ) -> Executor | Follower:  # fmt: skip
     """The executor on torch operators."""
     form, stored = quantization.form(model.device, float_weight)
-    pictures = empty_pictures(config, model) if split is None else None
+    pictures = empty_pictures(config, model, info)
     tower = None if pictures is None else pictures.tower
     _fill(config, model, form, progress, stored=stored, tower=tower, split=split)
     if pictures is not None:
@@ -380,10 +381,9 @@ def _cuda(
     if split is not None and not config.deterministic:  # where sums of all sizes are made alike
         split.ranks.meet(model.config.hidden_size, model.dtype, info.step_tokens + info.max_rows)
 
-    pictures = empty_pictures(config, model) if split is None else None
+    pictures = empty_pictures(config, model, info)
     tower = None if pictures is None else pictures.tower
-    if pictures is not None:
-        info = pictures.described(info)
+    info = info if pictures is None else pictures.described(info)
     fill = partial(_fill_both, config, model, guesser, draft, quantization, progress, split, tower)
     drafter = device_drafter(draft, guesser, msgspec.structs.replace(info, pages=1), alone_of(split))
     if drafter is not None:  # it may read the tokens of the slots, wherever they came from

@@ -1,9 +1,12 @@
 """Random weights in the place of a checkpoint's: speed does not depend on their values."""
 
+import zlib
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+_ONES = *(f"norm{n}.weight" for n in ("", "_1", "_2", "1", "2")), "layer_scalar", "scale"
 
 
 def fill_random(
@@ -13,31 +16,17 @@ def fill_random(
     """The `dummy` load format: norms 1, biases 0, all else normal with deviation 0.02.
 
     `begin`, `loaded`: are told the name of each before and when it is filled. The latter may take views
-    out that are.
+    out that are. Numbers follow from the name, so ranks, which have other tensors, have one router.
     """
-    seeded = False
     for name in list(views):
         begin(name)
         view = views[name]
-        if name.endswith(
-            (
-                "norm.weight",
-                "norm_1.weight",
-                "norm_2.weight",
-                "norm1.weight",
-                "norm2.weight",
-                "layer_scalar",
-                "scale",
-            )
-        ):
+        if name.endswith(_ONES):
             view.fill_(1.0)
         elif name.endswith(".bias"):
             view.zero_()
-        else:
-            if not seeded:
-                # a `Generator` would load torch's tracers, without which a CPU's executor starts
-                torch.manual_seed(seed)
-                seeded = True
+        else:  # a `Generator` would load torch's tracers, without which a CPU's executor starts
+            torch.manual_seed(seed + zlib.crc32(name.encode()))
             view.normal_(0.0, 0.02)
         del view
         loaded(name)

@@ -1,6 +1,5 @@
 """Ranks that hold a model together: what each has of it, and what cannot be had with them."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,8 +22,6 @@ from ramify.protocol.plan import ExecutorInfo
 
 if TYPE_CHECKING:
     from ramify.gpu.ops.triton_ops import TritonOps
-
-_LOG = logging.getLogger("ramify.gpu.startup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +102,6 @@ def join(
     for told, there in obstacles.items():
         if there:
             raise refused(count, told)
-    if whole.vision is not None and not place.rank:
-        _LOG.warning("pictures are not served with --tensor-parallel: text alone is")
     if device.type == "cpu":
         torch.set_num_threads(config.threads or max(1, cores() // count))
     parameters = Decoder(whole, 1, torch.float32, torch.device("meta")).parameters()

@@ -103,6 +103,10 @@ def test_dummy_weights_are_seeded() -> None:
     assert torch.equal(first["a.weight"], second["a.weight"])
     assert float(first["a.weight"].std()) == pytest.approx(0.02, rel=0.1)
     assert (first["norm.weight"] == 1).all()
+    other = {"of another rank": torch.empty(9), "a.weight": torch.empty(64, 64)}
+    fill_random(other)
+    assert torch.equal(first["a.weight"], other["a.weight"])
+    assert not torch.equal(first["a.weight"].view(-1)[:9], other["of another rank"])
 
 
 def test_the_bare_models_names_are_known(checkpoint: Path) -> None:

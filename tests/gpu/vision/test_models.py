@@ -6,15 +6,21 @@ import time
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ramify.gpu.models.config import read_config
+from ramify.gpu.native.host import Isa
+from ramify.gpu.startup.forecast import forecast
+from ramify.gpu.startup.pictures import no_pictures
+from ramify.gpu.startup.quantization import Quantization
 from ramify.gpu.step.rows import PlanError
 from ramify.gpu.vision.patches import Patches
+from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 from ramify.protocol.pictures import (
     Picture,
@@ -354,6 +360,23 @@ def test_kernels_agree_with_transformers(
         opens = []
     first = d.prefill(0, ends[-1], tokens[ends[-1] :])[0]
     assert [first, *d.decode([0], 1)[0]] == reference(model, settings, tokens, given, 2)
+
+
+def test_why_a_model_that_sees_takes_no_pictures(tmp_path: Path) -> None:
+    save(tmp_path, "qwen3_vl")
+    shape, cpu = read_config(tmp_path), torch.device("cpu")
+
+    def told(isa: Isa | None = None, **settings: Any) -> str:
+        return no_pictures(
+            ModelConfig(path=tmp_path, **settings), shape, Quantization("q", "", isa), cpu
+        )
+
+    assert told() == ""
+    assert "leave --tensor-parallel out" in told(tensor_parallel=2)
+    assert "give --quantization none" in told(isa=cast(Isa, object()))
+    assert forecast(tmp_path, ranks=2)["pictures"].startswith("ranks serve text alone")
+    (tmp_path / "preprocessor_config.json").unlink()
+    assert "preprocessor_config.json is missing" in told()
 
 
 def test_what_is_forgotten_is_not_shown(tmp_path: Path, drive: Any) -> None:
