@@ -11,14 +11,28 @@ queries of the step, on how its prompt was cut into chunks, or on which pages ho
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from ramify.gpu.native.ir import F32, I32, I64, LANES, PTR, Function, IrValue, Module, vector
+from ramify.gpu.native.ir import (
+    CACHE_LINE,
+    F16,
+    F32,
+    I32,
+    I64,
+    LANES,
+    PTR,
+    Function,
+    IrValue,
+    Module,
+    vector,
+)
 from ramify.gpu.native.math import exp, tanh
 
 _V = vector(F32)
 _NONE = -3.0e38  # below every score
 MOST_ROWS = 16  # queries of a tile, times the query heads of the KV heads that are computed together
+_FEW = 4  # queries of a tile that waits for memory; of a prompt's, earlier tiles brought the keys nearer
 
 # words of the arguments
 (Q, Q_STRIDE, KEYS, VALUES, OUT, OUT_STRIDE, HEADS, KV_HEADS, PAGE_SHIFT, TILES, SCALE, SOFTCAP, WINDOW,
@@ -40,6 +54,7 @@ class _Tile:
     position: IrValue  # of the first token
     window: IrValue
     offsets: IrValue  # int64[16]: where the keys of this block lie in the pool
+    ahead: IrValue  # int64[16]: those of the next block
     copied: IrValue  # float32[16][dim]: keys, then values of this block, if several rows read them
     before: IrValue  # float32[MOST_ROWS]: the largest score before this block
     tops: IrValue  # float32[MOST_ROWS]: the largest score so far
@@ -55,9 +70,9 @@ def emit_attention(module: Module, dim: int, kind: Any) -> str:
     args, begin, end = f.args
     kv_heads = f.word(args, KV_HEADS)
     group = f.word(args, HEADS) // kv_heads
-    scratch = [f.scratch(I64, LANES), f.scratch(F32, LANES * dim)]
+    scratch = [f.scratch(I64, LANES), f.scratch(I64, LANES), f.scratch(F32, LANES * dim)]
     scratch += [f.scratch(F32, MOST_ROWS * n) for n in (1, 1, LANES, dim, LANES, 1)]
-    for each in scratch[2:4]:  # of rows that the items have none of, too
+    for each in scratch[3:5]:  # of rows that the items have none of, too
         f.store(f.constant(_V, 0.0), each)
     at = f.var(begin)
     with f.repeat() as leave:
@@ -75,8 +90,12 @@ def emit_attention(module: Module, dim: int, kind: Any) -> str:
         lowest = f.larger(tile.position - tile.window + 1, f.i64(0))
         with _rows(f, tile, first, many) as row:
             _begin(f, tile, row, dim)
-        with f.loop(lowest & -LANES, last, LANES) as base:
-            _find_keys(f, tile, f.pointer(words, PAGES), base, lowest, last, kv_heads * dim)
+        start = lowest & -LANES
+        find = partial(_find_keys, f, tile, f.pointer(words, PAGES))
+        find(start, lowest, last, kv_heads * dim)
+        with f.loop(start, last, LANES) as base:
+            f.store(f.load(tile.ahead, vector(I64)), tile.offsets)
+            find(base + LANES, lowest, last, kv_heads * dim)
             with f.loop(0, many) as number:
                 _take_block(f, tile, KEYS, first + number, number * rows, base, dim, kind)
             tops = f.load(tile.tops, _V)
@@ -97,6 +116,8 @@ def _take_block(
     """16 keys, or values, of a KV head, whose rows lie behind `before` others."""
     alone = (tile.count * tile.group).equals(1)
     lines = _Lines(f, tile, which, kv_head, dim, kind)
+    with f.when(tile.count <= _FEW):
+        _fetch(f, tile, which, kv_head, dim, kind)
     with f.when(alone):
         only = [_QueryRow(before, tile.first, tile.position, kv_head)]
         if which == KEYS:
@@ -110,6 +131,17 @@ def _take_block(
                 _weigh(f, tile, copied, rows, base, dim)
             else:
                 _mix(f, tile, copied, rows, dim)
+
+
+def _fetch(f: Function, tile: _Tile, which: int, kv_head: IrValue, dim: int, kind: Any) -> None:
+    """Have the values of this block, or the keys of the next one, come while this is computed."""
+    other, offsets = (VALUES, tile.offsets) if which == KEYS else (KEYS, tile.ahead)
+    pool = f.at(f.pointer(tile.args, other), kv_head * dim, kind)
+    step = CACHE_LINE // (2 if kind == F16 else 4)
+    for lane in range(LANES):
+        line = f.at(pool, f.word(offsets, lane), kind)
+        for at in range(0, dim, step):
+            f.fetch(f.at(line, at, kind))
 
 
 @dataclass(slots=True)
@@ -180,7 +212,7 @@ def _find_keys(
         position = f.larger(f.smaller(base + lane, last - 1), lowest)
         page = f.convert(f.load(f.at(pages, f.unshifted(position, shift), I32), I32), I64)
         slot = page * size + (position & (size - 1))
-        f.store(slot * width, f.at(tile.offsets, lane, I64))
+        f.store(slot * width, f.at(tile.ahead, lane, I64))
 
 
 class _Lines:

@@ -293,6 +293,11 @@ class Function:
         align = 1 if isinstance(kind, ir.VectorType) else _width(kind) // 8
         self.builder.store(value.raw, place.raw, align=align)
 
+    def fetch(self, place: IrValue) -> None:
+        """Have the line at an address come into the second cache; the address need not be valid."""
+        hints = (self.constant(I32, number) for number in (0, 2, 1))
+        self.effect("llvm.prefetch.p0", place, *hints)
+
     def pointer(self, base: IrValue, index: int) -> IrValue:
         """Element `index` of an array of addresses."""
         return IrValue(self, self.builder.inttoptr(self.word(base, index).raw, PTR))
