@@ -59,7 +59,7 @@ scene("the tree shows every branch and is walked with keys", async (page) => {
   const rows = page.getByRole("treeitem");
   await soon(async () => assert.equal(await rows.count(), 5));
   await soon(async () => assert.match(await page.locator(".totals").textContent(), /2 branches · \d+ tokens written · \d+ % of all prompts/));
-  await soon(async () => assert.match(await page.locator(".kept").textContent(), /KV of [1-9]\d* tokens on the server · kept 6 h after you leave · (not )?saved/));
+  await soon(async () => assert.match(await page.locator(".kept").textContent(), /KV of up to [1-9]\d* tokens on the server · kept 6 h after you leave · (not )?saved/));
   await rows.last().click(); // the second draft
   await soon(async () => assert.equal((await answers(page)).length, 1));
   await page.keyboard.press("Home");

@@ -322,7 +322,7 @@ export const WORDS = {
   noTextShort: ["No text", "Kein Text"],
   totals: [(ends, tokens) => `${s(ends, "branch", "branches")} · ${number(tokens)} tokens written`, (ends, tokens) => `${s(ends, "Zweig", "Zweige")} · ${number(tokens)} Tokens geschrieben`],
   totalsCached: [(share) => `${share} % of all prompts came from the cache`, (share) => `${share} % aller Prompts kamen aus dem Cache`],
-  keptTokens: [(tokens) => `KV of ${tokens} tokens on the server`, (tokens) => `KV von ${tokens} Tokens auf dem Server`],
+  keptTokens: [(tokens, most) => `KV of ${most ? "up to " : ""}${tokens} tokens on the server`, (tokens, most) => `KV von ${most ? "bis zu " : ""}${tokens} Tokens auf dem Server`],
   keptFor: [(seconds) => `kept ${span(seconds)} after you leave`, (seconds) => `bleibt ${span(seconds)}, nachdem du gehst`],
   keptSaved: ["saved", "gespeichert"],
   keptUnsaved: ["not saved", "nicht gespeichert"],

@@ -174,10 +174,10 @@ function Kept({ chat, held }) {
   const { ttl_s: ttl, persist } = chat.session?.state ?? {};
   if (!held) return null;
   const tokens = resident([...held.values()]);
-  return <p class="soft kept">{[t.keptTokens(number(tokens)), ttl && t.keptFor(ttl), persist && persist !== "none" ? t.keptSaved : t.keptUnsaved].filter(Boolean).join(" · ")}</p>;
+  return <p class="soft kept">{[t.keptTokens(number(tokens), tokens > 0 && held.size > 1), ttl && t.keptFor(ttl), persist && persist !== "none" ? t.keptSaved : t.keptUnsaved].filter(Boolean).join(" · ")}</p>;
 }
 
-/** Tokens with KV; those that a fork shares with its parent count once. */
+/** Tokens with KV, at most: those that a fork shares with its parent count once, but not equal beginnings of others. */
 function resident(branches) {
   const names = new Set(branches.map(({ branch }) => branch));
   return branches.reduce((sum, { resident = 0, parent, at = 0 }) => sum + Math.max(0, resident - (names.has(parent) ? at : 0)), 0);
