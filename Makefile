@@ -77,7 +77,7 @@ $(SERVING): pyproject.toml $(ENGINE)/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ramify needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || { echo "Making a virtual environment in $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@echo "Installing what serving needs, 1.3 GB or more: this takes minutes"
+	@echo "Installing what serving needs, 1.4 GB or more: this takes minutes"
 	@$(BIN)/python -m pip install --quiet --editable '.[serve]' --editable $(ENGINE)
 	@touch $@
 

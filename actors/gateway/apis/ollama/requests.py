@@ -120,7 +120,10 @@ class Options(Struct, frozen=True, kw_only=True):
 class _Asked(Struct, frozen=True, kw_only=True):
     """The fields of both kinds of requests."""
 
-    MENDS: ClassVar[dict[str, str]] = {"images": "give a list of picture files in base64"}
+    MENDS: ClassVar[dict[str, str]] = {
+        "images": "give a list of picture files in base64",
+        "suffix": "text goes on at its end alone: leave it out",
+    }
 
     model: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None  # the one that is served
     stream: bool | None = None

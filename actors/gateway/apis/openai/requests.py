@@ -321,6 +321,15 @@ class ChatRequest(_Settings, kw_only=True, frozen=True):
 class CompletionRequest(_Settings, kw_only=True, frozen=True):
     """POST /v1/completions."""
 
+    MENDS: ClassVar[dict[str, str]] = {
+        "messages": "use `prompt`, or POST /v1/chat/completions",
+        "input": "use `prompt`, or POST /v1/responses",
+        "max_completion_tokens": "use `max_tokens`",
+        "max_output_tokens": "use `max_tokens`",
+        "response_format": "use `structured_outputs`",
+        "suffix": "text goes on at its end alone: leave it out",
+    }
+
     prompt: Text | Annotated[list[TokenId | Text | _Prompt], Meta(min_length=1, max_length=1 << 24)]
     max_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

@@ -84,6 +84,8 @@ def test_what_is_refused_is_named(fields: dict[str, Any], field: str | None) -> 
             r"`prompt`: no prompts are stored",
         ),
         (ChatRequest, {"input": "x"}, r"`input`: use `messages`, or POST /v1/responses"),
+        (CompletionRequest, {"messages": []}, r"`messages`: use `prompt`, or POST /v1/chat/completions"),
+        (CompletionRequest, {"prompt": "x", "suffix": "y"}, r"at `suffix`: text goes on at its end"),
         (CompletionRequest, {"nothing_like_it": 1}, r"unknown parameter: `nothing_like_it`$"),
     ],
 )
