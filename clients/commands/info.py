@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the facts as `name: value` lines. Raises ConfigError, ConnectionLost, ModelError."""
     if args.model is None and (args.tensor_parallel > 1 or args.expert_parallel):
         raise ConfigError("--tensor-parallel and --expert-parallel are of a model: give --model too")
+    if args.expert_parallel and args.tensor_parallel == 1:
+        raise ConfigError("--expert-parallel divides experts among ranks: give --tensor-parallel too")
     if args.url is not None:
         facts = server_info(args.url, args.token or os.environ.get("RAMIFY_TOKEN"))
         try:

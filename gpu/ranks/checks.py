@@ -38,6 +38,12 @@ def divided(what: str, count: int, ranks: int) -> int:
     return count // ranks
 
 
+def refuse_no_experts(there: bool, ranks: int) -> None:
+    """Raises ModelError for a model without experts, where ranks are to have some whole."""
+    if not there:
+        raise refused(ranks, "the model has no experts; leave --expert-parallel out")
+
+
 def refuse_file(path: Path, ranks: int) -> None:
     """Raises ModelError for a GGUF file."""
     if ranks > 1 and path.is_file():

@@ -18,7 +18,7 @@ from ramify.gpu.models.split import part_of
 from ramify.gpu.ops.linear.base import Use
 from ramify.gpu.ops.linear.fp8 import GROUP, Fp8Format
 from ramify.gpu.ops.linear.grouped import BITS, WITH_OFFSETS
-from ramify.gpu.ranks.checks import refuse_file
+from ramify.gpu.ranks.checks import refuse_file, refuse_no_experts
 from ramify.gpu.startup.gguf_weights import tensor_names
 from ramify.gpu.startup.machine import context_of, device_of, dtype_of
 from ramify.gpu.startup.memory import free_bytes, has_windows, plan_pages
@@ -45,6 +45,8 @@ def forecast(path: Path, ranks: int = 1, whole_experts: bool = False) -> dict[st
     refuse_file(path, ranks)
     config = ModelConfig(path=path)
     whole = read_config(path)
+    if whole_experts:
+        refuse_no_experts(whole.has_experts, ranks)
     shape = part_of(whole, 0, ranks, whole_experts)
     device = device_of(config)
     dtype, context = dtype_of(config, shape, device), context_of(config, shape)

@@ -11,7 +11,7 @@ from ramify.gpu.devices import cores
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.definition import Definition
 from ramify.gpu.models.split import Cut, cuts, part_of
-from ramify.gpu.ranks.checks import check_ranks, refused
+from ramify.gpu.ranks.checks import check_ranks, refuse_no_experts, refused
 from ramify.gpu.ranks.group import Ranks, RankSums
 from ramify.gpu.ranks.ring import RankPlace
 from ramify.gpu.startup.drafts import DraftChoice
@@ -90,8 +90,8 @@ def join(
     if place is None:
         raise refused(count, "ranks are processes; give --executor process")
     check_ranks(config)
-    if config.expert_parallel and not whole.has_experts:
-        raise refused(count, "the model has no experts; leave --expert-parallel out")
+    if config.expert_parallel:
+        refuse_no_experts(whole.has_experts, count)
     shape = part_of(whole, place.rank, place.ranks, config.expert_parallel)
     on_gpu = device.type == "cuda"
     kernels = on_gpu or config.attention == "triton"

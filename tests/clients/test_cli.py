@@ -117,6 +117,8 @@ def test_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("info", "--model", str(tmp_path / "none")) == 2
     assert run("info", "--tensor-parallel", "2") == 2
     assert "give --model too" in capsys.readouterr().err
+    assert run("info", "--model", str(tmp_path), "--expert-parallel") == 2
+    assert "give --tensor-parallel too" in capsys.readouterr().err
 
 
 def test_a_model_with_a_template(tmp_path: Path) -> None:

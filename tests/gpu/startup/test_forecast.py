@@ -121,6 +121,8 @@ def test_what_each_of_two_ranks_has(tmp_path: Path, tied: bool, monkeypatch: pyt
     assert sizes.weights == 4 * first
     told = forecast.forecast(folder, 2)["weights"]
     assert "for each of 2 ranks" in told
+    with pytest.raises(ModelError, match="no experts; leave --expert-parallel out"):
+        forecast.forecast(folder, 2, whole_experts=True)
     monkeypatch.setattr(forecast, "quantization_of", lambda config, *_: Quantization("fp8", "stored"))
     fewer = forecast.forecast(folder, 2)["weights"]
     assert fewer.startswith("fp8 (stored)")
