@@ -18,7 +18,7 @@ scene("drafts stream side by side; one is kept, the others stay", async (page) =
   await soon(async () => assert.equal((await answers(page)).length, 2));
   await page.getByRole("button", { name: "Later version" }).click();
   await soon(async () => assert.deepEqual(await answers(page), [texts[2]]));
-}, { settings: { temperature: 1, seed: 1 } });
+}, { settings: { temperature: 1, seed: 1, max_tokens: 240 } }); // long enough to be seen streaming by a page that lags
 
 scene("drafts are merged by the server, and the result is answered", async (page) => {
   await send(page, "A draft", { count: 2 });
