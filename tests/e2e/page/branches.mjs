@@ -82,7 +82,7 @@ scene("eight branches stream without long tasks", async (page) => {
     await streaming(page, 100);
     await settled(page);
   });
-}, { alone: true, settings: { temperature: 1, max_tokens: 150 } });
+}, { alone: true, settings: { temperature: 1, max_tokens: 300 } });
 
 scene("the palette finds commands and chats", async (page) => {
   await send(page, "about foxes");

@@ -18,7 +18,7 @@ scene("a session goes into a file, and another one is made of it", async (page) 
   await settled(page);
   await again(page);
   await page.keyboard.press("Control+,");
-  await page.getByLabel("Maximum length").fill("200"); // from here on it matters what happens while an answer is written
+  await page.getByLabel("Maximum length").fill("400"); // from here on it matters what happens while an answer is written
   await page.getByRole("button", { name: "Done" }).click();
   await page.locator(".message.user").last().hover();
   await page.getByRole("button", { name: /^Edit/ }).last().click();
@@ -40,7 +40,7 @@ scene("a session goes into a file, and another one is made of it", async (page) 
   const buffer = await readFile(await download.path());
   assert.ok(!buffer.includes("a secret")); // what was deleted stays here
 
-  const other = await visit({ settings: { max_tokens: 200 } });
+  const other = await visit({ settings: { max_tokens: 400 } });
   const open = (bytes) => other.getByLabel("Session file to open").setInputFiles({ name: "one.session", mimeType: "application/octet-stream", buffer: bytes });
   await open(Buffer.from("no session"));
   await other.getByText(/cannot be imported/).waitFor();

@@ -47,7 +47,7 @@ scene("who has the link sees answers as they are written", async (page) => {
   await soon(async () => assert.equal(await other.getByRole("button", { name: /^(Edit|Retry)/ }).count(), 0));
   assert.deepEqual(other.context().problems, []);
   await other.context().close();
-}, { alone: true, settings: { max_tokens: 150 } });
+}, { alone: true, settings: { max_tokens: 400 } });
 
 /** Wait until both pages show the same last answer: a watcher is some frames behind. */
 async function same(other, page) {
