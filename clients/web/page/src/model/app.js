@@ -215,7 +215,7 @@ async function change(id, changes) {
   chats.value = (record.deleted ? others : [record, ...others]).sort((a, b) => b.updated - a.updated);
 }
 
-/** Forget a chat for good, here and on the server. Where that cannot be asked now, it is asked in a while (ms), or by the next page. */
+/** Forget a chat for good, here and on the server. If the server does not confirm, ask again after `pause` ms, or when the page starts. */
 async function forget(id, pause = 1_000) {
   const { session, key, client, deleted } = await store.chat(id) ?? {};
   if (!session || Date.now() - deleted > MOST_DELETED_MS) return store.remove(id);
