@@ -150,13 +150,23 @@ scene("a chat that was deleted is gone from the server too", async (page) => {
   await settled(page);
   const [login] = await page.evaluate(keptSessions);
   assert.equal(await page.evaluate(answerToOpen, login), "state");
+  await page.evaluate(() => { // ten seconds to undo it may be short for what follows
+    const { setTimeout: real } = globalThis;
+    globalThis.setTimeout = (act, ms, ...rest) => real(act, ms === 10_000 ? 1e6 : ms, ...rest);
+  });
   await page.locator("header").getByRole("button", { name: "More for this chat" }).click();
   await page.getByRole("menuitem", { name: "Delete" }).click();
   await page.getByRole("button", { name: "Undo" }).waitFor();
+  const other = await page.context().newPage();
+  await other.goto(URL_OF_SERVER);
+  await send(other, "beside it");
+  await settled(other);
   assert.equal(await page.evaluate(answerToOpen, login), "state"); // it can still be had back
+  await other.close();
+  await page.addInitScript(failOnce);
   await page.reload(); // and now it cannot
   await soon(async () => assert.equal(await page.evaluate(answerToOpen, login), "no_session"));
-  await page.waitForFunction(`(${keptSessions})().then((kept) => !kept.length)`, null, { polling: 100 });
+  await page.waitForFunction(`(${keptSessions})().then((kept) => kept.every(({ key }) => key !== "${login.key}"))`, null, { polling: 100 });
 });
 
 scene("a chat that is deleted while the server is away is ended when it is back", async (page) => {
@@ -179,6 +189,16 @@ scene("a chat that is deleted while the server is away is ended when it is back"
   await soon(async () => assert.equal(await page.evaluate(answerToOpen, login), "no_session"));
   await soon(async () => assert.equal(await page.locator(".sidebar .pick").count(), 0));
 });
+
+/** The browser's store refuses the first write after a reload. */
+function failOnce() {
+  const real = IDBDatabase.prototype.transaction;
+  IDBDatabase.prototype.transaction = function transaction(stores, mode) {
+    if (mode !== "readwrite") return real.call(this, stores, mode);
+    IDBDatabase.prototype.transaction = real;
+    throw new Error("the store refuses to write");
+  };
+}
 
 /** What the server says to one who comes back to a session: "state", an error's code, or "closed" where it says nothing. */
 function answerToOpen({ session, key }) {

@@ -215,13 +215,39 @@ async function change(id, changes) {
   chats.value = (record.deleted ? others : [record, ...others]).sort((a, b) => b.updated - a.updated);
 }
 
-/** Forget a chat for good, here and on the server. If the server does not confirm, ask again after `pause` ms, or when the page starts. */
+/** Forget a chat for good, here and on the server. If that fails, it is tried again after `pause` ms, and when the page starts. */
 async function forget(id, pause = 1_000) {
+  const done = await unlessOffered(id, () => forgotten(id)).catch(() => false);
+  if (!done) setTimeout(forget, pause, id, Math.min(2 * pause, 3_600_000));
+}
+
+/** @returns {Promise<boolean>} false: the server has not confirmed it */
+async function forgotten(id) {
   const { session, key, client, deleted } = await store.chat(id) ?? {};
-  if (!session || Date.now() - deleted > MOST_DELETED_MS) return store.remove(id);
-  await store.remove(id, { id, session, key, client, deleted, title: "", created: 0, updated: 0 });
-  if (await endSession({ session, key, client })) await store.remove(id);
-  else setTimeout(forget, pause, id, Math.min(2 * pause, 3_600_000));
+  if (!deleted) return true; // it was had back, or another tab was first
+  if (!navigator.locks && Date.now() - deleted < UNDO_MS) return false; // another tab may offer it still
+  if (session && Date.now() - deleted < MOST_DELETED_MS) {
+    await store.remove(id, { id, session, key, client, deleted, title: "", created: 0, updated: 0 });
+    if (!await endSession({ session, key, client })) return false;
+  }
+  await store.remove(id);
+  return true;
+}
+
+const undoLock = (id) => `ramify undo ${id}`;
+
+/** Run `act` unless a tab offers to have the chat back. Browsers have locks in secure contexts alone. @returns {Promise<boolean>} */
+async function unlessOffered(id, act) {
+  return navigator.locks ? navigator.locks.request(undoLock(id), { ifAvailable: true }, (lock) => lock !== null && act()) : act();
+}
+
+/** Keep all tabs from forgetting a chat until the result is called, or this tab is closed. @returns {Promise<() => void>} */
+async function offerUndo(id) {
+  return new Promise((offered) => {
+    const held = () => new Promise((release) => { offered(release); });
+    if (navigator.locks) navigator.locks.request(undoLock(id), held);
+    else offered(() => {});
+  });
 }
 
 async function forgetAll(records) {
@@ -238,12 +264,13 @@ export async function remove(id) {
     await chat.leave();
     open.delete(id);
   }
+  const over = await offerUndo(id);
   await change(id, { deleted: Date.now() });
   if (current.value?.id === id) await newChat();
-  const timer = setTimeout(() => { forget(id); if (toast.value?.id === id) toast.value = null; }, UNDO_MS);
+  const timer = setTimeout(() => { over(); forget(id); if (toast.value?.id === id) toast.value = null; }, UNDO_MS);
   toast.value = {
     id, mild: true, text: t.chatDeleted(title),
-    action: [t.undo, async () => { clearTimeout(timer); await change(id, { deleted: undefined }); await openChat(id); }],
+    action: [t.undo, async () => { clearTimeout(timer); await change(id, { deleted: undefined }); over(); await openChat(id); }],
   };
 }
 
