@@ -7,12 +7,14 @@
 
 The folders beside this file are links to `actors/`, `clients/`, `gpu/` and `protocol/` at the top of
 the repository, which makes these one package to every tool. The client's names are loaded when they
-are used first: a server imports no client, and a client no server.
+are used first: a server imports no client, and a client no server. This file itself imports nothing:
+until the command line runs, an interrupt shows a traceback.
 """
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # what checkers take for that of `typing`
 if TYPE_CHECKING:
+    from typing import Any
+
     from ramify.clients import (
         BadConstraint,
         BadRequest,
@@ -82,7 +84,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ramify import clients

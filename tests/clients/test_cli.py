@@ -173,3 +173,14 @@ def test_an_interrupt_is_quiet_while_commands_are_imported(monkeypatch: pytest.M
     monkeypatch.delitem(sys.modules, "ramify.clients.cli", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
     assert entry.main() == 130
+
+
+def test_little_is_imported_before_interrupts_are_quiet() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); before = {*sys.modules}; import ramify.__main__;"
+        "print(*sorted({*sys.modules} - before))"
+    )
+    source = str(Path(entry.__file__).parents[1])
+    python = [sys.executable, "-I", "-S", "-c", code, source]
+    found = subprocess.run(python, capture_output=True, text=True, check=True).stdout.split()
+    assert found == ["ramify", "ramify.__main__"]
