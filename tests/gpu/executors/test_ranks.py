@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ramify.gpu.drafting.ngram import NgramDrafter
+from ramify.gpu.ranks.ring import RankPlace
 from ramify.gpu.startup.load import load_executor
 from ramify.protocol.cluster import BLOCK
 from ramify.protocol.config import ModelConfig
@@ -340,3 +342,20 @@ def test_a_rank_reads_its_part_alone(llama: dict[str, Any], monkeypatch: pytest.
         norms = 64 * 7
         assert sum(read) == executor.info.parameters + norms
     assert not [name for name in os.listdir("/dev/shm") if "ramify" in name]
+
+
+def test_a_rank_that_fails_at_load_is_told(
+    llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While rank 0 waits for it, which it does for ever."""
+    over = threading.Event()
+
+    def load(config: ModelConfig, progress: object, place: RankPlace) -> None:
+        if place.rank:
+            raise ModelError("no rank 1")
+        over.wait(60)
+
+    monkeypatch.setattr(f"{ranked.__module__}.load_rank", load)
+    with pytest.raises(ModelError, match="no rank 1"), ranked(ModelConfig(**llama, tensor_parallel=2)):
+        pass
+    over.set()
