@@ -137,7 +137,8 @@ class SessionMaker:
         if pictures is not None:
             fetcher = PictureFetcher(fetch_images) if fetch_images else None
             self.pictures = PictureDecoder(pictures, fetcher=fetcher)
-            others["pictures"], others["remote"] = Encoder(PROCESSES), Encoder(FETCHES)
+            others["pictures"] = Encoder(PROCESSES, shared=True)
+            others["remote"] = Encoder(FETCHES, shared=True)
         self.encoder = Encoder(others=others)
         self.turns = Turns()
         self.histories = Histories(limits)

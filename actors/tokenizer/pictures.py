@@ -1,6 +1,7 @@
 """Decodes clients' pictures in processes of their own, from a few threads that have nothing else to do.
 
 A process that takes too long is killed, and the picture refused; the next one gets another process.
+Parties share the processes: none has all of them, and no fetched pictures either.
 This file does not know formats (`picture_program.py`), nor sessions.
 """
 
@@ -11,8 +12,8 @@ import subprocess
 import sys
 import threading
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from queue import SimpleQueue
 from typing import NamedTuple
 
 import msgspec
@@ -21,6 +22,7 @@ from ramify.actors.kit.log import configured, get_log
 from ramify.actors.links.blocking import BlockingLink
 from ramify.actors.links.frames import LinkClosed, LinkError
 from ramify.actors.processes.messages import decoder, encoder
+from ramify.actors.tokenizer.encoder import Party, may_take
 from ramify.actors.tokenizer.fetching import PictureFetcher
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.pictures import (
@@ -36,7 +38,7 @@ from ramify.protocol.pictures import (
 from ramify.protocol.plan import unpack
 
 PROGRAM = "ramify.actors.tokenizer.picture_program"
-PROCESSES = 2
+PROCESSES = 3  # each is started when it is needed first
 START_SECONDS = 30.0
 PROCESSOR_SECONDS = 6  # of one picture: the largest that is admitted takes 2.4
 SECONDS = 20.0  # the same on a busy machine, where it waits for a processor
@@ -121,14 +123,14 @@ class PictureDecoder:
         self.settings = settings
         self.fetcher = fetcher
         self._seconds = seconds
-        self._fetched = threading.Lock()  # of those, one at a time: sent ones find a process
-        self._idle: SimpleQueue[_Process | None] = SimpleQueue()
+        self._changed = threading.Condition()  # guards the three below
+        self._idle: list[_Process | None] = [None] * PROCESSES  # None: not started
+        self._working: Counter[Party] = Counter()
+        self._fetched: set[Party] = set()  # that have a fetched one decoded
         self._started: set[_Process] = set()
-        for _ in range(PROCESSES):
-            self._idle.put(None)  # it is started when it is needed
 
-    def each(self, images: Sequence[bytes]) -> Iterator[Shown]:
-        """Those of an op, one after the other: blocks; for threads. Raises BadRequest."""
+    def each(self, images: Sequence[bytes], party: Party = "") -> Iterator[Shown]:
+        """Those of an op of `party`, one after the other: blocks; for threads. Raises BadRequest."""
         left = self.fetcher.allowance() if self.fetcher is not None else None
         for number, data in enumerate(images):
             field = f"images[{number}]"
@@ -136,16 +138,20 @@ class PictureDecoder:
                 if self.fetcher is None or left is None:
                     told = "is an address, and this server fetches none (--fetch-images): send its file"
                     raise BadRequest(f"the picture {told} - at `{field}`", details={"path": field})
-                data = self.fetcher.fetch(data, field, left)
-                with self._fetched:
-                    shown = self.decode(data, field)
+                yield self.decode(self.fetcher.fetch(data, field, left), field, party, fetched=True)
             else:
-                shown = self.decode(data, field)
-            yield shown
+                yield self.decode(data, field, party)
 
-    def decode(self, data: bytes, field: str) -> Shown:
-        """Blocks; for threads. Raises BadRequest, which names `field`."""
-        process = self._idle.get()
+    def decode(self, data: bytes, field: str, party: Party = "", *, fetched: bool = False) -> Shown:
+        """Blocks; for threads. Raises BadRequest, which names `field`.
+
+        `fetched`: a party has one of those decoded at a time, and one process is left to sent pictures.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._may(party, fetched))
+            process = self._idle.pop()
+            self._working[party] += 1
+            self._fetched |= {party} if fetched else set()
         answer: PictureDone | PictureRefused = PictureRefused("could not be decoded")
         try:
             if process is not None and not process.alive:  # that is no fault of this picture
@@ -168,11 +174,20 @@ class PictureDecoder:
             log.warning("a picture could not be decoded", reason=why, bytes=len(data))
             answer = PictureRefused(f"cannot be decoded: {why}")
         finally:
-            self._idle.put(process)
+            with self._changed:
+                self._idle.append(process)
+                self._working -= Counter([party])
+                self._fetched -= {party} if fetched else set()
+                self._changed.notify_all()
         if isinstance(answer, PictureRefused):
             raise BadRequest(f"the picture {answer.why} - at `{field}`", details={"path": field})
         around = self.settings
         return Shown(answer.picture, array("i", [*around.before, *unpack(answer.ids), *around.after]))
+
+    def _may(self, party: Party, fetched: bool) -> bool:
+        mine = self._working[party]
+        barred = fetched and (party in self._fetched or len(self._fetched) >= PROCESSES - 1)
+        return not barred and may_take(mine, self._working.total() - mine, PROCESSES)
 
     def close(self) -> None:
         """End the processes; what is under way fails."""

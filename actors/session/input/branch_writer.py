@@ -111,7 +111,8 @@ class BranchWriter:
         """
         pending = self._pending(branch, op, tools, effort, strict=strict)
         if op.images:
-            pending = with_pictures(pending, op.images, self._state.pictures)
+            party = self._state.owner or self._state.number
+            pending = with_pictures(pending, op.images, self._state.pictures, party)
         if pending.tokens is not None:
             return Prepared(pending, [_encoded(pending.tokens)])
         least = sum(self.tokenizer.least_tokens(part.text) for part in pending.parts)

@@ -6,15 +6,16 @@ from msgspec.structs import replace
 
 from ramify.actors.session.branches.segments import Tail
 from ramify.actors.session.branches.tasks import PendingAppend, PendingPart
+from ramify.actors.tokenizer.encoder import Party
 from ramify.actors.tokenizer.pictures import PictureDecoder
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.pictures import MARK
 
 
 def with_pictures(
-    pending: PendingAppend, images: Sequence[bytes], decoder: PictureDecoder | None
+    pending: PendingAppend, images: Sequence[bytes], decoder: PictureDecoder | None, party: Party
 ) -> PendingAppend:
-    """The same with each picture in the place of its mark. Raises BadRequest."""
+    """The same with each picture in the place of its mark. `party`: whose. Raises BadRequest."""
     parts = list[PendingPart]()
     if decoder is None:
         raise BadRequest(
@@ -24,7 +25,7 @@ def with_pictures(
     marks = sum(part.text.count(MARK) for part in pending.parts)
     if marks != len(images):
         raise BadRequest(f"the template shows {marks} of {len(images)} `images`")
-    found = decoder.each(images)
+    found = decoder.each(images, party)
     around = decoder.settings.around
     for part in pending.parts:
         pieces: list[PendingPart] = []

@@ -178,3 +178,31 @@ def test_fetched_pictures_leave_a_process_to_those_that_are_sent(
         goes_on.set()
         assert [each.result(30) for each in fetched] == [fetched[0].result()] * 3
     assert shown != fetched[0].result()[0]
+
+
+def test_one_party_leaves_a_process_to_others(
+    decoder: PictureDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many are sent at once, and fetched ones too."""
+    begun, goes_on, work = Semaphore(0), Event(), _Process.work
+
+    def held(self: _Process, job: PictureJob, seconds: float) -> PictureDone | PictureRefused:
+        if job.data == slow:
+            begun.release()
+            assert goes_on.wait(30)
+        return work(self, job, seconds)
+
+    slow, quick = file("PNG"), file("JPEG")
+    fetcher = PictureFetcher(["a.example", "b.example"])
+    monkeypatch.setattr(fetcher, "fetch", lambda url, *_: slow if b"a.example" in url else quick)
+    monkeypatch.setattr(decoder, "fetcher", fetcher)
+    monkeypatch.setattr(_Process, "work", held)
+    with ThreadPoolExecutor() as pool:
+        mine = [pool.submit(list, decoder.each([b"https://a.example/"], "a"))]
+        assert begun.acquire(timeout=30)
+        mine += [pool.submit(list, decoder.each([slow], "a")) for _ in range(3)]
+        assert begun.acquire(timeout=30)
+        assert len([*decoder.each([quick, b"https://b.example/"], "b")]) == 2
+        assert not begun.acquire(blocking=False)
+        goes_on.set()
+        assert [each.result(30) for each in mine] == [mine[0].result()] * 4
