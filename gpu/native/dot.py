@@ -63,9 +63,12 @@ def _madd_codes(f: Function, activations: IrValue, codes: IrValue, bits: int) ->
     return f.call("llvm.x86.avx2.pmadd.wd", sums, *wide)
 
 
-def code_lanes(isa: Isa, bits: int) -> int:
-    """Lanes of what `dot_codes` adds to, for 16 outputs: `total` adds the partial sums of each."""
-    return 2 * LANES if bits == 8 and isa.dot == "madd256" else LANES
+def codes_start(f: Function, isa: Isa, bits: int, start: IrValue) -> IrValue:
+    """The first sums of `dot_codes`: int32 `start` for each of 16 outputs, some of which have two."""
+    starts = f.splat(start)
+    if bits == 4 or isa.dot != "madd256":
+        return starts
+    return f.shuffle(starts, f.like(0, starts), [lane % 2 * LANES for lane in range(2 * LANES)])
 
 
 def total(f: Function, sums: IrValue) -> IrValue:

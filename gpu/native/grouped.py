@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ramify.gpu.native.dot import code_lanes, dot_codes, total
+from ramify.gpu.native.dot import codes_start, dot_codes, total
 from ramify.gpu.native.host import Isa
 from ramify.gpu.native.ir import F16, F32, I8, I32, I64, LANES, PTR, Function, IrValue, Module, vector
 from ramify.gpu.native.linear import (
@@ -22,6 +22,7 @@ from ramify.gpu.native.linear import (
     GROUP_SUMS_STRIDE,
     PANEL,
     PANELS,
+    ROW_BLOCK,
     SCALES,
     STEPS,
     SUMS,
@@ -42,6 +43,7 @@ from ramify.gpu.native.linear import (
 
 GROUP = 32
 _STEPS = GROUP // 4
+_AHEAD = 4096  # bytes of codes that are fetched before they are read
 OFFSETS = SUMS  # the word that has the sums of weights where there are no groups
 _VF32, _VI8 = vector(F32), vector(I8, 4 * LANES)
 
@@ -147,12 +149,13 @@ def _emit_tile(
     if rows_of is not None:
         places = [rows_of(f, args, own) for own, _ in places]
     column = panel if rows_of is None else panel % f.word(args, PANELS)  # of what is written
+    fresh = (first % ROW_BLOCK).equals(0) if rows_of is None else f.i64(0).equals(0)
     quads = 1 if isa.registers < 32 else 4 if rows <= 3 or grouping.bits == 8 else 2
     groups = vector_groups(epilogue, quads)
     step = groups[1][0] - groups[0][0] if len(groups) > 1 else 1
     with f.loop(0, len(groups) * step, step) as start:  # the same code for each group of vectors
         group = [start + q for q in groups[0]]
-        sums = _sums(f, isa, grouping, args, panel, [source for source, _ in places], group)
+        sums = _sums(f, isa, grouping, args, panel, [source for source, _ in places], group, fresh)
         for (source, target), own in zip(places, sums, strict=True):
             scale = f.load(f.at(f.pointer(args, SCALES), source, F32), F32)
             values = [biased(f, args, panel * PANEL + q * LANES, one * scale)
@@ -164,20 +167,26 @@ def _emit_tile(
 
 def _sums(
     f: Function, isa: Isa, grouping: Grouping, args: IrValue, panel: IrValue, rows: list[IrValue],
-    group: list[IrValue],
+    group: list[IrValue], fresh: IrValue,
 ) -> list[list[IrValue]]:  # fmt: skip
-    """Sums [row][vector] over all inputs, but for the own scales of the activations' `rows`."""
+    """Sums [row][vector] over all inputs, but for the own scales of the activations' `rows`.
+
+    `fresh`: no tile has read this panel just before, so what comes next is fetched.
+    """
     count, bits = f.word(args, STEPS), grouping.bits
+    size = PANEL * GROUP * bits // 8
     strides = f.word(args, X_STRIDE), f.word(args, GROUP_SUMS_STRIDE)
     lines = [f.at(f.pointer(args, X), row * strides[0], I8) for row in rows]
     totals = [f.at(f.pointer(args, GROUP_SUMS), row * strides[1], I32) for row in rows]
-    zeros = f.constant(vector(I32, code_lanes(isa, bits)), 0)
     floats = [[f.var(f.constant(_VF32, 0.0)) for _ in group] for _ in lines]
     with f.loop(0, count) as number:
         place = panel * count + number
-        codes = f.at(f.pointer(args, WEIGHT), place * (PANEL * GROUP * bits // 8), I8)
+        codes = f.at(f.pointer(args, WEIGHT), place * size, I8)
+        with f.when(fresh):
+            _fetch(f, grouping, args, f.smaller(place + _AHEAD // size, (panel + 1) * count - 1), group)
         inputs = [f.load(f.at(each, number, I32), I32) for each in totals]
-        wholes = [[f.var(zeros) for _ in group] for _ in lines]
+        starts = [codes_start(f, isa, bits, x * -grouping.zero(isa)) for x in inputs]
+        wholes = [[f.var(start) for _ in group] for start in starts]
         with f.loop(0, _STEPS, 2) as step:
             here, place_x = f.at(codes, step * (4 * PANEL * bits // 8), I8), number * GROUP + step * 4
             for odd, some in enumerate(_codes(f, here, bits, group)):
@@ -190,14 +199,22 @@ def _sums(
             scales = _halves(f, args, WEIGHT_SCALES, at)
             offsets = _halves(f, args, OFFSETS, at) if grouping.offsets else None
             for own, sums, x in zip(wholes, floats, inputs, strict=True):
-                summed = total(f, own[index].get())
-                if grouping.zero(isa):
-                    summed = summed - f.splat(x * grouping.zero(isa))
-                value = f.fma(f.convert(summed, _VF32), scales, sums[index].get())
+                summed = f.convert(total(f, own[index].get()), _VF32)
+                value = f.fma(summed, scales, sums[index].get())
                 if offsets is not None:
                     value = f.fma(f.splat(f.convert(x, F32)), offsets, value)
                 sums[index].set(value)
     return [[one.get() for one in own] for own in floats]
+
+
+def _fetch(f: Function, grouping: Grouping, args: IrValue, place: IrValue, group: list[IrValue]) -> None:
+    """Have all that a group of inputs holds for these vectors come into the second cache."""
+    for q in group:
+        for at in range(0, GROUP * grouping.bits // 8, 4):
+            codes = (place * (GROUP * grouping.bits // 8) + at) * PANEL + q * (4 * LANES)
+            f.fetch(f.at(f.pointer(args, WEIGHT), codes, I8))
+        for word in (WEIGHT_SCALES, OFFSETS)[: 1 + grouping.offsets]:
+            f.fetch(f.at(f.pointer(args, word), place * PANEL + q * LANES, F16))
 
 
 def _codes(f: Function, codes: IrValue, bits: int, group: list[IrValue]) -> list[list[IrValue]]:
