@@ -68,7 +68,7 @@ class CpuRunner:
     ) -> None:
         self._ops, self._crew = ops, crew
         config = model.config
-        self._first = CpuInputs(ops.step, table, config.attention.group)
+        self._first = CpuInputs(ops.step, table, ops.tile_rows // config.attention.group)
         self._chain = _Chain(most, max_rows, table)
         logits = ops.logits(max_rows, config.vocab_size)
         greedy, unused = np.zeros(max_rows, dtype=np.float32), np.zeros(max_rows)

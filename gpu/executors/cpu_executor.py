@@ -39,7 +39,7 @@ class CpuExecutor(HostExecutor[None]):
         self._slice = min(self._slice, info.max_rows)
         self._ops, self._step, self._crew = ops, ops.step, crew
         self._last = np.zeros(info.max_rows, dtype=np.int64)
-        self._inputs = CpuInputs(ops.step, table, model.config.attention.group)
+        self._inputs = CpuInputs(ops.step, table, ops.tile_rows // model.config.attention.group)
         inputs, tokens = ops.step.inputs, np.zeros(info.max_rows, dtype=np.int64)
         self._draws = DrawArrays(inputs.temperatures, inputs.uniforms, tokens)
         self._record(model)

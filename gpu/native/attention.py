@@ -11,7 +11,6 @@ queries of the step, on how its prompt was cut into chunks, or on which pages ho
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ramify.gpu.native.ir import (
@@ -30,7 +29,7 @@ from ramify.gpu.native.ir import (
 from ramify.gpu.native.math import exp, tanh
 
 _V = vector(F32)
-_NONE = -3.0e38  # below every score
+NONE = -3.0e38  # below every score
 MOST_ROWS = 16  # queries of a tile, times the query heads of the KV heads that are computed together
 _FEW = 4  # queries of a tile that waits for memory; of a prompt's, earlier tiles brought the keys nearer
 
@@ -64,8 +63,11 @@ class _Tile:
     fades: IrValue  # float32[MOST_ROWS]: what this block's top makes of the sums so far
 
 
-def emit_attention(module: Module, dim: int, kind: Any) -> str:
-    """`dim`: size of a head, a multiple of 16; `kind`: F32 or F16, the pool's."""
+def emit_attention(module: Module, dim: int, kind: Any, wide: Function | None = None) -> str:
+    """`dim`: size of a head, a multiple of 16; `kind`: F32 or F16, the pool's.
+
+    `wide`: takes items whose tiles have more rows than MOST_ROWS; else there are none.
+    """
     f = Function(module, f"attention_{dim}", [PTR, I64, I64])
     args, begin, end = f.args
     kv_heads = f.word(args, KV_HEADS)
@@ -84,29 +86,42 @@ def emit_attention(module: Module, dim: int, kind: Any) -> str:
             f.word(args, WINDOW), *scratch,
         )  # fmt: skip
         first, rows = item % kv_heads, tile.count * group
-        many = f.smaller(f.smaller(end - item, kv_heads - first), f.i64(MOST_ROWS) // rows)
-        at.set(item + many)
-        last = tile.position + tile.count
-        lowest = f.larger(tile.position - tile.window + 1, f.i64(0))
-        with _rows(f, tile, first, many) as row:
-            _begin(f, tile, row, dim)
-        start = lowest & -LANES
-        find = partial(_find_keys, f, tile, f.pointer(words, PAGES))
-        find(start, lowest, last, kv_heads * dim)
-        with f.loop(start, last, LANES) as base:
-            f.store(f.load(tile.ahead, vector(I64)), tile.offsets)
-            find(base + LANES, lowest, last, kv_heads * dim)
-            with f.loop(0, many) as number:
-                _take_block(f, tile, KEYS, first + number, number * rows, base, dim, kind)
-            tops = f.load(tile.tops, _V)
-            f.store(exp(f, f.load(tile.before, _V) - tops), tile.fades)
-            f.store(tops, tile.before)
-            with f.loop(0, many) as number:
-                _take_block(f, tile, VALUES, first + number, number * rows, base, dim, kind)
-        with _rows(f, tile, first, many) as row:
-            _finish(f, tile, row, dim)
+        if wide is not None:
+            with f.when(rows > MOST_ROWS):
+                f.invoke(wide, args, item)
+                at.set(item + 1)
+        with f.when(rows <= MOST_ROWS):
+            many = f.smaller(f.smaller(end - item, kv_heads - first), f.i64(MOST_ROWS) // rows)
+            at.set(item + many)
+            _attend(f, tile, f.pointer(words, PAGES), first, many, dim, kind)
     f.done()
     return f.name
+
+
+def _attend(
+    f: Function, tile: _Tile, pages: IrValue, first: IrValue, many: IrValue, dim: int, kind: Any
+) -> None:
+    """The rows of some KV heads from `first` on."""
+    args, rows = tile.args, tile.count * tile.group
+    width = f.word(args, KV_HEADS) * dim
+    last = tile.position + tile.count
+    lowest = f.larger(tile.position - tile.window + 1, f.i64(0))
+    with _rows(f, tile, first, many) as row:
+        _begin(f, tile, row, dim)
+    start = lowest & -LANES
+    find_keys(f, args, pages, start, lowest, last, width, tile.ahead)
+    with f.loop(start, last, LANES) as base:
+        f.store(f.load(tile.ahead, vector(I64)), tile.offsets)
+        find_keys(f, args, pages, base + LANES, lowest, last, width, tile.ahead)
+        with f.loop(0, many) as number:
+            _take_block(f, tile, KEYS, first + number, number * rows, base, dim, kind)
+        tops = f.load(tile.tops, _V)
+        f.store(exp(f, f.load(tile.before, _V) - tops), tile.fades)
+        f.store(tops, tile.before)
+        with f.loop(0, many) as number:
+            _take_block(f, tile, VALUES, first + number, number * rows, base, dim, kind)
+    with _rows(f, tile, first, many) as row:
+        _finish(f, tile, row, dim)
 
 
 def _take_block(
@@ -185,7 +200,7 @@ def _pairs(
 
 def _begin(f: Function, tile: _Tile, row: _QueryRow, dim: int) -> None:
     """No key yet; a sink (Xiao et al. 2023) is a score without a value."""
-    top, mass = f.var(f.constant(F32, _NONE)), f.var(f.constant(F32, 0.0))
+    top, mass = f.var(f.constant(F32, NONE)), f.var(f.constant(F32, 0.0))
     with f.when(f.word(tile.args, SINKS).differs(0)):
         top.set(f.load(f.at(f.pointer(tile.args, SINKS), row.head, F32), F32))
         mass.set(f.constant(F32, 1.0))
@@ -198,21 +213,21 @@ def _begin(f: Function, tile: _Tile, row: _QueryRow, dim: int) -> None:
         f.store(zeros, f.at(tile.mixed, row.index * dim + at, F32))
 
 
-def _find_keys(
-    f: Function, tile: _Tile, pages: IrValue, base: IrValue, lowest: IrValue, last: IrValue,
-    width: IrValue,
+def find_keys(
+    f: Function, args: IrValue, pages: IrValue, base: IrValue, lowest: IrValue, last: IrValue,
+    width: IrValue, to: IrValue,
 ) -> None:  # fmt: skip
-    """Where the KV of positions base.. lies; the nearest of [lowest, last) for those outside of it.
+    """To int64[16]: where the KV of positions base.. lies; the nearest of [lowest, last) for others.
 
     The row may have no page there, or that of somebody else's keys, which need not be finite.
     """
-    shift = f.word(tile.args, PAGE_SHIFT)
+    shift = f.word(args, PAGE_SHIFT)
     size = f.shifted(f.i64(1), shift)
     for lane in range(LANES):
         position = f.larger(f.smaller(base + lane, last - 1), lowest)
         page = f.convert(f.load(f.at(pages, f.unshifted(position, shift), I32), I32), I64)
         slot = page * size + (position & (size - 1))
-        f.store(slot * width, f.at(tile.ahead, lane, I64))
+        f.store(slot * width, f.at(to, lane, I64))
 
 
 class _Lines:
@@ -301,7 +316,7 @@ def _scores(
         last = f.smaller(row.position - base, f.i64(LANES))
         before = f.larger(row.position - tile.window - base, f.i64(-1))
         seen = (lanes <= f.convert(last, I32)).both(lanes > f.convert(before, I32))
-        found.append((f.select(seen, scores.get(), f.constant(_V, _NONE)), seen))
+        found.append((f.select(seen, scores.get(), f.constant(_V, NONE)), seen))
     return found
 
 

@@ -14,7 +14,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ramify.gpu.native import attention, embedding, experts, linear, matrices, rotary, rows, sampling
+from ramify.gpu.native import (
+    attention,
+    attention_wide,
+    embedding,
+    experts,
+    linear,
+    matrices,
+    rotary,
+    rows,
+    sampling,
+)
 from ramify.gpu.native.grouped import GROUP, OFFSETS, Grouping, PackedGroups, emit_grouped
 from ramify.gpu.native.host import Isa, MachineCode, compiled
 from ramify.gpu.native.ir import F16, F32, LANES, Module
@@ -125,7 +135,10 @@ class Kernels:
         self._compile("norm_add", "", rows.emit_norm_add)
         self._compile("choose", "", sampling.emit_choose)
         self._compile(f"rotary_{dim}", dtype, partial(rotary.emit_rotary, dim=dim, kind=kind))
-        self._compile(f"attention_{dim}", dtype, partial(attention.emit_attention, dim=dim, kind=kind))
+        wide = isa.registers >= 32
+        self.tile_rows = attention_wide.WIDE_ROWS if wide else attention.MOST_ROWS
+        attend = attention_wide.emit_attention_wide if wide else attention.emit_attention
+        self._compile(f"attention_{dim}", (dtype, wide), partial(attend, dim=dim, kind=kind))
         embed = partial(embedding.emit_embed, isa=isa, table=table)
         self._compile(embedding.kernel_name(table), isa, embed)
         products: list[tuple[str, Grouping | None]] = [*((end, None) for end in endings), *grouped]

@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from ramify.gpu.native.attention import COUNT, FIRST, MOST_ROWS, PAGES, POSITION, TILE_WORDS
+from ramify.gpu.native.attention import COUNT, FIRST, PAGES, POSITION, TILE_WORDS
 from ramify.gpu.ops.cpu_ops import CpuStep
 from ramify.gpu.step.buckets import Bucket, tailored
 from ramify.gpu.step.inputs import NO_DRAWS, Draws, StepInputs, lay
@@ -19,13 +19,13 @@ _MOST_CUTS = 64
 
 
 class CpuInputs:
-    """Fills `own` for steps over the pages of `table`. `group`: query heads that share a KV head."""
+    """Fills `own` for steps over the pages of `table`. `queries`: of a tile of attention, at most."""
 
-    def __init__(self, own: CpuStep, table: RowTable, group: int) -> None:
+    def __init__(self, own: CpuStep, table: RowTable, queries: int) -> None:
         self.furthest = 0  # position of the last step
         self._own, self._table = own, table
         self._cuts: dict[Bucket, StepInputs[Array]] = {}  # making views costs more than filling them
-        self._queries = max(1, MOST_ROWS // group)
+        self._queries = queries
 
     def lay(self, step: StepRows, last: Ints, draws: Draws = NO_DRAWS) -> None:
         """`last`: the token that each row of the table sampled last."""
@@ -69,7 +69,10 @@ class CpuInputs:
         self._lay_table(step.rows[firsts], firsts, lines, step.starts[firsts])
 
     def _lay_tiles(self, step: StepRows) -> None:
-        """Cut sequences into tiles. Those that follow each other in one row are one: a row's drafts."""
+        """Cut sequences into tiles. Those that follow each other in one row are one: a row's drafts.
+
+        A prompt's last tiles, which have the most keys, come first: so threads end at about one time.
+        """
         rows, starts, counts = step.rows, step.starts, step.counts
         firsts = np.cumsum(counts) - counts
         if step.lines is not None:
@@ -78,8 +81,8 @@ class CpuInputs:
             rows, starts, firsts = rows[begins], starts[begins], firsts[begins]
             counts = np.add.reduceat(counts, begins)
         tiles = -(-counts // self._queries)
-        which = np.repeat(np.arange(len(rows)), tiles)
-        begun = within(tiles) * self._queries
+        which = np.repeat(np.arange(len(rows)), tiles)[::-1]
+        begun = within(tiles)[::-1] * self._queries
         sizes = np.minimum(counts[which] - begun, self._queries)
         self._lay_table(rows[which], firsts[which] + begun, sizes, starts[which] + begun)
 

@@ -203,6 +203,7 @@ class CpuOps:
         self.instructions: list[Instruction] = []
         self.angles: dict[Rotary, AngleTable] = {}
         self._kernels = kernels
+        self.tile_rows = kernels.tile_rows
         self._table = looked_up(table)
         self.pool = pool
         self._most = most_tokens
