@@ -112,7 +112,7 @@ class SessionActor:
     # --- an `Addressee` ------------------------------------------------------------------------
 
     def tell(self, message: SessionMessage, /) -> None:
-        """As the mailbox does, but a frame is handled now if the session waits for something to do.
+        """Deliver a message. A frame is handled at once if the session is idle.
 
         While it sends (`_taking`), whoever hears of it may answer at once: that is for later.
         """
@@ -125,9 +125,7 @@ class SessionActor:
         self._mailbox.leave(message)
 
     def tell_all(self, messages: list[SessionMessage], /) -> None:
-        """As the mailbox does, but tokens and ends are handled now if the session waits for something
-        to do.
-        """
+        """Deliver messages. Tokens and ends are handled at once if the session is idle."""
         message: SessionMessage | None = None
         if not self._taking and self._mailbox.awaited:
             together = messages if len(messages) == 1 else joined(messages)
@@ -139,8 +137,9 @@ class SessionActor:
         self._take(message)
 
     def _take(self, message: Frame | Tokens) -> None:
-        """Handle it and send what follows, in the caller's turn of the event loop: that costs less than
-        waking the task, which goes on with what is too much for now.
+        """Handle a message and send what follows, in the caller's turn of the event loop.
+
+        That costs less than waking the task, which goes on with what is too much for now.
         """
         try:
             core, work, working = self.core, self.core.work, self._working
@@ -167,13 +166,13 @@ class SessionActor:
             self._tell(Lost(repr(error)))
 
     def fail(self, reason: str) -> None:
-        """The engine is broken: once it has read what waits, the session ends its ops and itself."""
+        """Have the session end its ops and itself, once it has read what waits: the engine is broken."""
         self._failure = reason
         self._broken = True
         self._mailbox.close()
 
     def save_with(self, saver: Saver) -> None:
-        """The session, which had no saver, is saved from now on."""
+        """Begin to save the session, which had no saver."""
         self._saver = saver
 
     @property
@@ -186,11 +185,11 @@ class SessionActor:
         self._tell(Displace())
 
     def give_up(self) -> None:
-        """Another server waits for the session: save it, and let it go."""
+        """Save the session and let it go: another server waits for it."""
         self._tell(Moved(taken=False))
 
     def part(self) -> None:
-        """It has ended: nobody needs its core, unless its last save has to be made again."""
+        """Take the core of an ended session apart, unless its last save has to be made again."""
         again = self._saver.again() if self._saver is not None else None
         if again is None:
             self.core.part()
@@ -279,7 +278,7 @@ class SessionActor:
         self.core.work.renew()
 
     def _rest(self) -> None:
-        """Others work now."""
+        """Note that other sessions work now."""
         if self._working is not None:
             self._working.off()
 
@@ -328,7 +327,7 @@ class SessionActor:
                 raise self._fault or RuntimeError(reason)
 
     def _stored(self, message: Saved | NotSaved | Unsaved) -> None:
-        """The store's answer to a save."""
+        """Handle the store's answer to a save."""
         if self._saver is None:
             return
         match message:
@@ -340,7 +339,7 @@ class SessionActor:
                 self._saver.unsaved(ticket)
 
     def _move(self, taken: bool) -> None:
-        """Its ops go on at another server: none of them has ended."""
+        """End the session here: its ops go on at another server, and none of them has ended."""
         if self._saver is not None:
             if taken:
                 self._saver.lose()
@@ -378,7 +377,7 @@ class SessionActor:
             return False
 
     def _send_saved(self, saver: Saver) -> None:
-        """To each socket what the store has by now; the rest waits. Raises MailboxFull."""
+        """Send each socket what the store has by now; the rest waits. Raises MailboxFull."""
         for subscriber in self.core.publisher.subscribers.values():
             count = saver.ready(subscriber.socket)
             if count:
@@ -387,7 +386,7 @@ class SessionActor:
                 saver.sent(subscriber.socket, count)
 
     def _send_on(self, out: Outbox) -> bool:
-        """To the other actors. Raises MailboxFull."""
+        """Send what is for the other actors. Raises MailboxFull."""
         if out.cache:
             _tell_all(self._cache, out.cache)
         if out.grammar:
@@ -426,7 +425,7 @@ class SessionActor:
             done(None, error)
 
     def _tell(self, message: SessionEvent) -> None:
-        """A message to itself."""
+        """Put a message into the session's own mailbox."""
         try:
             self._mailbox.tell(message)
         except MailboxClosed:

@@ -28,7 +28,9 @@ LOOK_SECONDS = 1.0  # how often a session that is due is looked at, while it gen
 
 
 class Attachments:
-    """`on_frame(subscriber, frame)`: a frame of a socket that has its `state`;
+    """The sockets of one session.
+
+    `on_frame(subscriber, frame)`: a frame of a socket that has its `state`;
     `on_gone(subscriber)`: one of those is detached. `ttl_s`: the default,
     `ttl_max_s`: what a client may ask for; `kept_s`: how long a store keeps a session whose client did
     not ask, which then only leaves the memory when its time to live is over."""
@@ -71,14 +73,14 @@ class Attachments:
         return [*self._publisher.subscribers, *self._joining]
 
     def _clients(self, write: bool) -> list[tuple[int, str]]:
-        """(socket, client) of those `sockets` that may change the session, or of its viewers'."""
+        """(socket, client) of the `sockets` that may change the session, or else of its viewers'."""
         attached = [(s, a.client) for s, a in self._publisher.subscribers.items() if a.write == write]
         return attached + [(s, m.open.who) for s, m in self._joining.items() if m.write == write]
 
     # --- coming ----------------------------------------------------------------------------------
 
     def attach(self, message: Attach) -> None:
-        """A client opened this session. Its `state` follows once the cache has said what is warm.
+        """Attach the socket of a client. Its `state` follows once the cache has said what is resident.
 
         A viewer changes nothing: it takes over from a viewer of its name only, is counted apart,
         so that it keeps nobody out, and does not lengthen the session's life.
@@ -115,7 +117,7 @@ class Attachments:
             self._inspections.ask(branches, join)
 
     def frame(self, frame: Frame) -> None:
-        """A frame from a socket."""
+        """Pass on a frame of a socket, or keep it until the socket has its `state`."""
         subscriber = self._publisher.subscribers.get(frame.socket)
         if subscriber is not None:
             self._on_frame(subscriber, frame)
@@ -123,10 +125,10 @@ class Attachments:
             self._keep(frame)
 
     def _keep(self, frame: Frame) -> None:
-        """A frame of a socket that has no `state` yet.
+        """Keep a frame of a socket that has no `state` yet.
 
-        Where it is too much, it is refused at once; if it has ops that were seen before, behind the
-        `state`, because those get their replies again. Of them the ids are kept, in as much room again.
+        A frame for which there is no room is refused: at once, or after the `state` if it has ops that
+        were seen before, which get their replies again. Their ids alone are kept, in as much room again.
         """
         socket, ops = frame.socket, frame.ops
         size, most = sum(map(op_bytes, ops)), self._state.limits.queued_op_bytes
@@ -145,12 +147,12 @@ class Attachments:
         self._hold(size)
 
     def _knows(self, joining: Attach, ops: Ops) -> bool:
-        """Whether its client has sent any of them before."""
+        """Whether the joining client has sent any of these ops before."""
         reply_log = self._publisher.reply_log(joining.open.who, joining.write)
         return any(isinstance(op, Op) and op.id <= reply_log.last for op in ops)
 
     def _take(self, socket: int) -> list[Frame]:
-        """The frames that were kept."""
+        """Take the frames that were kept."""
         frames = self._backlog.pop(socket, [])
         self._hold(-sum(op_bytes(op) for frame in frames for op in frame.ops))
         return frames
@@ -210,7 +212,7 @@ class Attachments:
         subscriber.flush(branch)
 
     def _go_on(self, subscriber: Subscriber) -> Steps[None]:
-        """Send what the socket has missed, a frame of it; the rest when that is on its way."""
+        """Send one frame of what the socket has missed; the rest follows when that is on its way."""
         for name in subscriber.late:
             branch = self._state.branches.get(name)
             if branch is None:
@@ -227,7 +229,7 @@ class Attachments:
     # --- going -----------------------------------------------------------------------------------
 
     def detach(self, socket: int) -> None:
-        """The socket is gone. `open.detach` said what becomes of its generations."""
+        """Forget a socket that is gone. `open.detach` said what becomes of its generations."""
         self._take(socket)
         joining = self._joining.pop(socket, None)
         subscriber = self._publisher.subscribers.pop(socket, None)
@@ -250,7 +252,7 @@ class Attachments:
 
     @property
     def away(self) -> bool:
-        """Whether nobody is here who may change the session."""
+        """Whether no socket that may change the session is attached."""
         for subscriber in self._publisher.subscribers.values():
             if subscriber.write:
                 return False
@@ -262,13 +264,13 @@ class Attachments:
         self._state.out.wake(self._expires)
 
     def forget(self, client: str) -> None:
-        """The client is not remembered any more: neither its ids, nor that it is away."""
+        """Forget a client: its ids, and that it is away."""
         self._runner.unpause(client)
 
     # --- staying ---------------------------------------------------------------------------------
 
     def throttle(self, socket: int, held: bool) -> None:
-        """The socket's queue is full (`held`), or short again."""
+        """Note that the socket's queue is full (`held`), or short again."""
         subscriber = self._publisher.subscribers.get(socket)
         if subscriber is None:
             return
@@ -282,17 +284,17 @@ class Attachments:
 
     @property
     def deserted(self) -> bool:
-        """True if nobody is here or on the way, and nothing runs."""
+        """Whether no socket is attached or on the way, and nothing runs."""
         return not (self._publisher.subscribers or self._joining or self._runner.busy)
 
     def catch_up(self) -> None:
-        """Time has passed: go on with sockets that have missed something."""
+        """Go on with sockets that have missed something: time has passed."""
         for subscriber in self._publisher.subscribers.values():
             if subscriber.late:
                 self._on_join(self._go_on(subscriber))
 
     def tick(self) -> bool:
-        """Time has passed: flush what waited for `tick_ms`. True if the session has expired.
+        """Flush what waited for `tick_ms`: time has passed. Returns whether the session has expired.
 
         There is one timer. It is set for the earliest time asked for; later ones are asked for again.
         """
@@ -309,5 +311,5 @@ class Attachments:
 
 
 def _stand_in(op: Op) -> Rollback | Tree:
-    """A small op with its id, for a frame of which nothing runs. A `tree` is small as it is."""
+    """Make a small op with the same id, for a frame of which nothing runs. A `tree` is small itself."""
     return op if isinstance(op, Tree) else Rollback(id=op.id, to=0)

@@ -134,7 +134,7 @@ class SessionCore:
         return self.recorder
 
     def save_from_now(self, persist: Persist, kept_s: float | None) -> None:
-        """The session was not to be saved, and is from now on; what it holds already still is not.
+        """Begin to save a session that was not to be saved; what it holds already is not saved.
 
         Call `record` as well.
         """
@@ -162,7 +162,7 @@ class SessionCore:
             self.runner.add(task, arrived)
 
     def resumed(self, tasks: list[Task]) -> None:
-        """Run them. Their clients are away: `open.detach` said what becomes of their generations."""
+        """Run them. Their clients are away, and `open.detach` said what becomes of their generations."""
         policies = {task.frame.client: task.frame.opened.detach for task in tasks}
         for client, policy in policies.items():
             if policy == "pause":
@@ -190,7 +190,7 @@ class SessionCore:
         return self._attachments.sockets
 
     def part(self) -> None:
-        """The session is over, and nobody uses it any more: its parts forget each other.
+        """Take an ended session apart: its parts forget each other.
 
         So all that it held goes at once. The garbage collector, which would have to find it, walks old
         objects only when there is time (`kit/collector.py`).
@@ -215,7 +215,7 @@ class SessionCore:
 
     @property
     def unfinished(self) -> bool:
-        """Whether what was brought last is not done: `go_on` before anything else is brought."""
+        """Whether the last message is not done yet: call `go_on` before the next one is brought."""
         return bool(self._steps) or self.runner.due or (self.recorder is not None and self._behind)
 
     @property
@@ -229,7 +229,7 @@ class SessionCore:
         return self._recording is not None or (recorder is not None and recorder.behind)
 
     def go_on(self, now: float) -> None:
-        """A turn of the loop begins: do more of what is unfinished."""
+        """Do more of what is unfinished, in a new turn of the loop."""
         self.work.renew()
         self._begin(now)
         self._advance()
@@ -240,7 +240,7 @@ class SessionCore:
             self.go_on(now)
 
     def _advance(self) -> None:
-        """Do what has come up, as far as the turn's budget goes."""
+        """Do what is due, as far as the turn's budget goes."""
         steps, records = self._steps, self.recorder is not None
         while True:
             if records and not self._record():
@@ -281,24 +281,24 @@ class SessionCore:
     # --- what the mailbox brings -----------------------------------------------------------------
 
     def _begin(self, now: float) -> None:
-        """Something comes that may change more than outputs that grow."""
+        """Note that a message comes which may change more than outputs that grow."""
         self.publisher.now = now
         self.state.changed = True
 
     def attach(self, message: Attach, now: float) -> None:
-        """A client opened this session."""
+        """Attach the socket of a client that opened this session."""
         self._begin(now)
         self._attachments.attach(message)
         self._advance()
 
     def detached(self, socket: int, now: float) -> None:
-        """The socket is gone."""
+        """Detach a socket that is gone."""
         self._begin(now)
         self._attachments.detach(socket)
         self._advance()
 
     def throttled(self, socket: int, held: bool, now: float) -> None:
-        """The socket's queue is full (`held`), or short again."""
+        """Note that the socket's queue is full (`held`), or short again."""
         self._begin(now)
         self._attachments.throttle(socket, held)
         subscriber = self.subscribers.get(socket)
@@ -307,7 +307,7 @@ class SessionCore:
         self._advance()
 
     def tick(self, now: float) -> None:
-        """The time that `state.out.wake` asked for has come."""
+        """Do what is due now: the time has come that `state.out.wake` asked for."""
         self.publisher.now = now
         self.runner.expire()
         self._attachments.catch_up()
@@ -322,12 +322,12 @@ class SessionCore:
             self.ended = "displaced"
 
     def frame(self, socket: int, ops: list[ClientMessage], now: float, place: int | None = 0) -> None:
-        """Ops of one frame from a socket, all of them. `place`: see `messages.Frame`."""
+        """Run all ops of one frame of a socket. `place`: see `messages.Frame`."""
         self.framed(Frame(socket, ops, place=place), now)
         self.finish(now)
 
     def framed(self, frame: Frame, now: float) -> None:
-        """A frame from a socket."""
+        """Run a frame of a socket."""
         self._begin(now)
         self._attachments.frame(frame)
         self._advance()
@@ -339,14 +339,14 @@ class SessionCore:
         error: BaseException | None,
         now: float,
     ) -> None:
-        """Long text was tokenized, or could not be."""
+        """Go on with ops whose long text was tokenized, or could not be."""
         self._begin(now)
         self._steps.append(self.runner.encoded(ticket, prepared, error))
         self._advance()
 
     def tokens(self, message: Tokens, now: float) -> None:
-        """A step's tokens for this session's requests, or those of steps that have waited together; and
-        which of the requests ended with the last one. A branch sends one delta for all that it has got.
+        """Stream the tokens of one step, or of several that have waited together; end the requests that
+        ended with the last one. A branch sends one delta for all of them.
         """
         self.publisher.now = now
         progress = self.generations.progress
@@ -370,7 +370,7 @@ class SessionCore:
         yield from self.runner.steps()
 
     def compiled(self, message: Compiled | NotCompiled, now: float) -> None:
-        """A generation's constraint is ready, or will never be."""
+        """Go on with a generation whose constraint is ready, or will never be."""
         self._begin(now)
         if isinstance(message, Compiled):
             self.generations.compiled(message)
@@ -380,18 +380,18 @@ class SessionCore:
             self._advance()
 
     def inspected(self, message: Inspected, now: float) -> None:
-        """The cache has said which tokens are resident."""
+        """Go on with what waited for the cache to say which tokens are resident."""
         self._begin(now)
         self._inspections.answered(message)  # a socket that has its `state` now may bring ops
         self._advance()
 
     @property
     def busy(self) -> bool:
-        """Whether an engine computes anything for it that somebody waits for."""
+        """Whether an engine computes anything for the session that a client waits for."""
         return self.runner.busy
 
     def change_core(self, now: float) -> None:
-        """The engine has gone, or gives the session up: it goes on at another, where it is.
+        """Go on with another engine: this one has gone, or gives the session up.
 
         Nothing of the text is lost and no socket notices: keys and values move, or are computed again.
         """
@@ -408,7 +408,7 @@ class SessionCore:
         self.runner.change_core(now)
 
     def fail(self, error: RamifyError, now: float) -> None:
-        """The engine is broken: every op that has no terminal reply gets one; the session is over."""
+        """End the session because the engine is broken: every op that has no terminal reply gets one."""
         self.finish(now)
         self._begin(now)
         self.runner.refuse(error)

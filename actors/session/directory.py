@@ -130,7 +130,7 @@ class Directory:
         return len(self.entries)
 
     async def fail(self) -> None:
-        """The engine is broken: sessions answer their ops, close their sockets and end.
+        """End all sessions because the engine is broken: they answer their ops and close their sockets.
 
         Returns when none is left. New ones are refused.
         """
@@ -144,7 +144,7 @@ class Directory:
         return session in self.entries
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled, or until the mailbox is closed and every session has ended."""
+        """Serve until cancelled, or until the mailbox is closed and every session has ended."""
         try:
             async with anyio.create_task_group() as group:
                 task_status.started()
@@ -199,7 +199,7 @@ class Directory:
     # --- sessions that the store has ---------------------------------------------------------------
 
     async def _fetched(self, found: Fetched, group: TaskGroup) -> None:
-        """The store has answered: take the session for those who may open it, then let them in."""
+        """Take up a session that the store has found, for those who may open it, then let them in."""
         session = found.session
         error: RamifyError | None = None
         try:
@@ -226,7 +226,7 @@ class Directory:
                 self._handle(msgspec.structs.replace(message, fetched=True), group)
 
     def _give_up(self, session: str) -> None:
-        """Another server waits for a session that the store says is here."""
+        """Give up a session that another server waits for."""
         _, entry = self.entries.get(session, (0, None))
         if entry is not None:
             entry.actor.give_up()
@@ -245,7 +245,7 @@ class Directory:
 
     @contextmanager
     def _room(self, owner: str, meter: Meter) -> Iterator[Meter]:
-        """What a session counts against, given back if it does not begin."""
+        """Reserve what a session counts against; it is given back if the session does not begin."""
         try:
             yield meter
         except BaseException:
@@ -253,7 +253,7 @@ class Directory:
             raise
 
     def _check_open(self, message: OpenSession) -> None:
-        """Raises RamifyError for what no session is opened for, whichever is asked for."""
+        """Raises RamifyError for an `open` that is refused whichever session it asks for."""
         opened = message.open
         if opened.model is not None and opened.model != self.maker.server.model:
             raise BadRequest(
@@ -317,8 +317,9 @@ class Directory:
             self._refuse(message, error)
 
     def _find(self, session: str, opened: Open, owner: str) -> tuple[int, _LiveSession, bool]:
-        """The session that the keys open. For another owner than its own, only a view key does:
-        without it there seems to be no such session.
+        """Find the session and check the key: (number, session, whether it may be changed).
+
+        Another owner than its own needs the view key; without it there seems to be no such session.
         """
         number, entry = self.entries.get(session, (0, None))
         mine = entry is not None and entry.actor.core.state.owner == owner
@@ -335,13 +336,13 @@ class Directory:
         raise Forbidden(WRONG_KEY)
 
     def _create(self, message: OpenSession, group: TaskGroup) -> tuple[int, _LiveSession]:
-        """A new session. Raises LimitExceeded, and Overloaded while what it needs cannot be written."""
+        """Make a new session. Raises LimitExceeded, and Overloaded while it could not be saved."""
         with self._room(message.owner, self._admit(message)) as meter:
             made = self.maker.make(Identity.new(self._prefix), meter, Terms.of(message))
             return self._begin(made, group, who=message.open.who)
 
     def _admit(self, message: OpenSession) -> Meter:
-        """Room for a new session. Raises as `_create`."""
+        """Reserve memory for a new session. Raises as `_create`."""
         if message.saves:
             self._refuse_unsaved()
         if message.displaceable:
@@ -351,7 +352,7 @@ class Directory:
         return self.holdings.open(message.owner)
 
     def _refuse_unsaved(self) -> None:
-        """Raises Overloaded while nothing can be written."""
+        """Raises Overloaded while the store cannot be written."""
         if self._unsaved:
             raise Overloaded(
                 "sessions cannot be saved now (the server's log says why): try later",
@@ -369,7 +370,7 @@ class Directory:
         who: str | None,
         taken_up: bool = False,
     ) -> tuple[int, _LiveSession]:
-        """A session begins: one that `who` opened, or one that was `taken_up`."""
+        """Begin a session: one that `who` opened, or one that was `taken_up`."""
         if self._draining is not None:
             raise Overloaded("the server is draining", retry_ms=self._draining.after_ms)
         number, core, displaceable = made.number, made.core, made.displaceable
@@ -416,7 +417,7 @@ class Directory:
             self._deserted.set()
 
     def _ended(self, number: int, entry: _LiveSession, code: int, reason: str) -> None:
-        """A session has ended, however: give back what it held, close its sockets."""
+        """Clean up after a session that ended or crashed: free its memory, close its sockets."""
         identity, core = entry.identity, entry.actor.core
         self._leave(identity.session)
         self._displacement.drop(core.state.owner, identity.session)

@@ -15,7 +15,7 @@ WRONG_KEY = "the session's `key` is missing or wrong"
 
 
 class Fetching:
-    """What was asked of the `store`. Without one nothing ever is.
+    """Sessions that were asked of the `store`. Without a store there are none.
 
     `model`: whose tokens this process serves. `barred`: sessions that are not taken up. `here`: those in
     memory.
@@ -35,7 +35,7 @@ class Fetching:
         self._coming: dict[str, list[OpenSession]] = {}  # who waits for a session that is being read
 
     def fetch(self, session: str, *who: OpenSession, how: Literal["look", "free"] = "look") -> None:
-        """Have a session read for those who want to open it, or because its ops wait ("free")."""
+        """Read a session from the store, for those who open it, or because its ops wait ("free")."""
         coming = self._coming.get(session)
         if coming is not None:
             coming += who
@@ -70,13 +70,13 @@ class Fetching:
         return "take up"
 
     def end(self, found: Fetched) -> list[OpenSession]:
-        """A session was taken up, or will not be: those who have waited for it."""
+        """Take those who have waited for a session, which was taken up or will not be."""
         if found.fence and found.session not in self._here and self._store is not None:
             self._store.tell(Release(found.session))
         return self._coming.pop(found.session, [])
 
     def give_up(self, session: str) -> None:
-        """Another server waits for a session that the store says is here, and that is not."""
+        """Release a session that the store says is here and is not: another server waits for it."""
         if session not in self._coming and self._store is not None:
             self._store.tell(Release(session))
 
@@ -98,7 +98,7 @@ def no_session(session: str) -> NoSession:
 
 
 def _check_wanted(session: str, head: SavedHead, waiting: Sequence[OpenSession]) -> None:
-    """A saved session is to be taken up if somebody has a key of it, or if its ops wait.
+    """Check that a saved session may be taken up: somebody has its key, or its ops wait.
 
     Raises NoSession or Forbidden if those who want it may not: it costs its owner, not them.
     """

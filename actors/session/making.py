@@ -155,7 +155,7 @@ class SessionMaker:
         terms: Terms,
         found: Fetched | None = None,
     ) -> Made:
-        """A session that is nowhere yet: a new one, or one to be filled with what was `found`."""
+        """Make a session that is not in use yet: new, or to be filled with what was `found`."""
         number, saves, priority = next(self._numbers), terms.saves, terms.priority
         core = SessionCore(
             identity,
@@ -197,7 +197,7 @@ class SessionMaker:
         return Made(number, core, saver, terms.displaceable)
 
     async def imported(self, identity: Identity, message: OpenSession) -> dict[str, bytes]:
-        """The items that a new session begins with. Raises BadRequest, Overloaded."""
+        """Read the items of a new session from a file. Raises BadRequest, Overloaded."""
         file = message.open.import_
         assert file is not None
         into = Importing(
@@ -258,7 +258,7 @@ class SessionMaker:
             made.saver.unsaved(1)  # what the store has is not what the session is
 
     def save_from_now(self, core: SessionCore, *, displaceable: bool) -> Saver | None:
-        """Something is to be kept of a session that nobody was to come back to."""
+        """Begin to save a session that was not to be saved. Returns its saver, if there is a store."""
         if self.store is None:
             return None
         core.save_from_now(self._persist, self._kept_s)

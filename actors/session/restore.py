@@ -63,7 +63,7 @@ class Damaged(Exception):
 
 
 def read_head(items: Mapping[str, bytes]) -> SavedHead:
-    """Raises Damaged, also for a format that this server does not know."""
+    """Decode the head of a saved session. Raises Damaged, also for a format that is not known."""
     head: SavedHead = _decoded(items, HEAD, SavedHead)
     return head
 
@@ -161,7 +161,7 @@ class _Restoring:
     # --- segments --------------------------------------------------------------------------------
 
     def _way(self, number: int) -> Steps[None]:
-        """Make the link with this number, and all before it."""
+        """Make the link of the segment with this number, and all links before it."""
         way: list[tuple[int, SavedSegment]] = []
         while number not in self._links:
             saved = self._records[number]

@@ -75,7 +75,7 @@ class Saver:
     # --- what sockets may hear -------------------------------------------------------------------
 
     def turn(self) -> bool:
-        """The session has handled something, or its time has come: save if there is reason to.
+        """Save if there is reason to: the session has handled something, or its time has come.
 
         Returns `holds`.
         """
@@ -109,7 +109,7 @@ class Saver:
         return self.holds
 
     def _save_lazily(self, now: float, done: bool) -> None:
-        """`done`: an op is."""
+        """Save now, or set the time at which to save. `done`: an op has its reply."""
         due = self._due if self._due is not None else now + LAZY_SECONDS
         if self._lazy is None and (done or now >= due):
             self._lazy = self._save()
@@ -152,7 +152,7 @@ class Saver:
         return self._ready.get(socket, 0)
 
     def sent(self, socket: int, count: int) -> None:
-        """So many of those that were `ready` were sent."""
+        """Note that so many of the `ready` messages were sent."""
         left = self._ready.pop(socket, 0) - count
         if left > 0:
             self._ready[socket] = left
@@ -160,7 +160,7 @@ class Saver:
             self._covered[socket] -= count
 
     def saved(self, ticket: int) -> None:
-        """The store has what was told with this ticket, and everything before."""
+        """Note that the store has what was saved with this ticket, and everything before."""
         if ticket == self._lazy:
             self._lazy = None
         if ticket == self._sync:
@@ -176,7 +176,7 @@ class Saver:
             self._failing = True
 
     def unsaved(self, ticket: int) -> None:
-        """The store has lost what was told up to this ticket: all is saved anew."""
+        """Save everything anew: the store has lost what was saved up to this ticket."""
         if ticket > self._whole and not self._lost:
             self._anew = ticket
             if self._core.recorder is not None:  # all of it may be much to encode
@@ -198,7 +198,7 @@ class Saver:
         self._lazy = ticket
 
     def _done(self) -> tuple[bool, bool]:
-        """Whether somebody is about to hear that an op is done; and of one that must be saved first.
+        """Whether a socket is about to hear that an op is done; and whether that op must be saved first.
 
         What waits for a save already, or has waited, is not looked at again.
         """
@@ -234,7 +234,7 @@ class Saver:
     def _save(
         self, *, sync: bool = False, awaited: bool = False, last: bool = False, whole: bool = False
     ) -> int | None:
-        """The ticket; None: there is nothing to save. `awaited`: see `messages.Save`."""
+        """Save. Returns the ticket; None: there is nothing to save. `awaited`: see `messages.Save`."""
         core = self._core
         if core.recorder is not None and not core.recorder.kept:
             if self._stored:
@@ -253,7 +253,7 @@ class Saver:
     def _collect(
         self, *, sync: bool, awaited: bool, last: bool, force: bool, whole: bool
     ) -> Save | None:
-        """The next save."""
+        """Make the next save."""
         core = self._core
         if whole and core.recorder is not None and not self._blank:
             core.recorder.reset()
@@ -287,20 +287,20 @@ class Saver:
     # --- the end ---------------------------------------------------------------------------------
 
     def leave(self) -> bool:
-        """The server stops, or another one wants the session: whether it goes on elsewhere, and none of
-        its ops has ended.
+        """Prepare to leave: the server stops, or another one wants the session. Returns whether the
+        session goes on elsewhere, with all its ops.
         """
         recorder = self._core.recorder
         self._leaving = recorder is not None and recorder.kept
         return self._leaving
 
     def lose(self) -> None:
-        """Another server has taken the session: nothing is saved or told any more."""
+        """Save and tell nothing any more: another server has taken the session."""
         self._lost = True
         self._ready = {}
 
     def end(self) -> None:
-        """The session leaves the memory, or is over (`core.ended`)."""
+        """Tell the store how it ends: the session leaves the memory, or is over (`core.ended`)."""
         session = self._core.identity.session
         match self._core.ended:
             case _ if self._lost:

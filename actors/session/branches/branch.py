@@ -90,7 +90,7 @@ class SegmentList(Sequence[Segment]):
         self.top = top
 
     def restore(self, top: SegmentLink | None) -> None:
-        """Begin with the segments up to this link."""
+        """Fill the list with the segments up to this link."""
         self.top = top
 
     def copy(self) -> "SegmentList":
@@ -121,7 +121,7 @@ class SegmentList(Sequence[Segment]):
         self.top = self.before(to)
 
     def before(self, position: int) -> SegmentLink | None:
-        """The last link whose segment starts before `position`. O(log segments)."""
+        """Find the last link whose segment starts before `position`. O(log segments)."""
         link = self.top
         while link is not None and link.segment.start >= position:
             jump = link.jump
@@ -129,7 +129,7 @@ class SegmentList(Sequence[Segment]):
         return link
 
     def turn(self, turns: int) -> SegmentLink | None:
-        """The last link with which, or after which, so many turns begin. O(log segments)."""
+        """Find the last link with which, or after which, so many turns begin. O(log segments)."""
         link = self.top
         most = 0 if link is None else link.turns - turns
         while link is not None and _turns(link.before) > most:
@@ -239,7 +239,7 @@ class SessionBranch:
 
     @property
     def released(self) -> int:
-        """The position up to which clients may be told: a running generation holds a few tokens back."""
+        """The position up to which clients may have text: a generation holds back a few tokens."""
         top = self.segments.top
         if top is None:
             return 0
@@ -253,7 +253,7 @@ class SessionBranch:
 
     @property
     def role(self) -> Role | None:
-        """Role of the last turn, where a template was used."""
+        """The role of the last turn; None: no template was used."""
         top = self.segments.top
         return None if top is None else top.segment.role
 
@@ -269,9 +269,9 @@ class SessionBranch:
         return "".join(segment.text for segment in self.segments)
 
     def fork(self, name: str, handle: int, at: int, decode: Decode, *, born: int = 0) -> "SessionBranch":
-        """A child at position `at`; shares the complete segments.
+        """Make a child at position `at`, which shares the complete segments.
 
-        O(log segments), and the tokens of the segment that it cuts.
+        O(log segments), and the tokens of the segment that is cut.
         """
         child = SessionBranch(name, handle, of=self.label, at=at, born=born)
         child.segments = self.segments.copy()
@@ -279,7 +279,7 @@ class SessionBranch:
         return child
 
     def twin(self, name: str, handle: int) -> "SessionBranch":
-        """A second child like this one, which was just forked: same parent, same position. O(1)."""
+        """Make a second child of the same parent at the same position, just after the first. O(1)."""
         twin = SessionBranch(name, handle, of=self.of, at=self.at, born=self.born)
         twin.segments = self.segments.copy()
         twin.own, twin.reason = self.own, self.reason
@@ -295,12 +295,12 @@ class SessionBranch:
         return same
 
     def answer(self) -> OutputSegment | None:
-        """Its last generation, if there was one since it was forked. O(1)."""
+        """The last generation since the branch was forked; None: there was none. O(1)."""
         last = self.output()
         return last if last is not None and last.start >= self.own else None
 
     def output(self) -> OutputSegment | None:
-        """Its last generation, or one that it was forked behind. O(1)."""
+        """The last generation, of this branch or of one that it was forked from. O(1)."""
         return next(self.outputs_back_to(0), None)
 
     @property
@@ -311,7 +311,7 @@ class SessionBranch:
 
     @property
     def unfinished(self) -> OutputSegment | None:
-        """The constrained output that it ends inside, if it does: a generation may continue that."""
+        """The constrained output inside which the branch ends, if any: a generation may continue it."""
         top = self.segments.top
         last = None if top is None else top.segment
         if not isinstance(last, OutputSegment) or last.rule is None or last.complete:
@@ -386,7 +386,7 @@ class SessionBranch:
             link = link.output
 
     def shared_with(self, parent: "SessionBranch") -> int:
-        """How many segments it has in common with the branch that it was forked off. O(log segments)."""
+        """How many segments the branch shares with the one that it was forked from. O(log segments)."""
         if parent.handle > self.handle:  # another one, that got the name later
             return 0
         return self._common(parent)

@@ -78,7 +78,7 @@ class History:
 
 
 class SavedNumber:
-    """That a store has a segment, as `number`, in so many bytes.
+    """The number under which a store has a segment, and how many bytes it takes there.
 
     `gone` gets both when no branch has the segment any more.
     """
@@ -109,7 +109,7 @@ class Rule(Held):
 
     @property
     def size(self) -> int:
-        """Bytes that it takes."""
+        """Bytes that the constraint takes."""
         return SEGMENT + len(self.what.spec.text)
 
 
@@ -174,7 +174,7 @@ class InputSegment(Held):
         return self.start + len(self.tokens)
 
     def count(self, meter: Meter | None) -> None:
-        """Let `meter` count it from now on: it is complete."""
+        """Let `meter` count the segment from now on: it is complete."""
         size = SEGMENT + TOKEN * len(self.tokens) + len(self.text)
         if self.raw is not self.text:
             size += len(self.raw)
@@ -256,7 +256,7 @@ class OutputSegment(Held):
 
     @property
     def said(self) -> str:
-        """What it added to the branch's text, without thoughts where they are labelled."""
+        """The text that it added to the branch, without thoughts where they are labelled."""
         text = self.text[self.lead :]
         if self.labels is None:
             return text
@@ -266,7 +266,7 @@ class OutputSegment(Held):
         return "".join(part.text for part in parts if part.kind in ("text", "call")).lstrip()
 
     def release(self, count: int, text: str) -> None:
-        """Tokens up to `count` are released; `text` is new. Counts only grow.
+        """Release tokens up to `count`, with their `text`. Counts only grow.
 
         An empty chunk still makes a mark, so that a delta can announce the position.
         """
@@ -283,11 +283,11 @@ class OutputSegment(Held):
             self._label(self.reading, self.reading.add(text))
 
     def read(self, reading: Labels) -> None:
-        """Label its text from now on: answer, thought or call."""
+        """Begin to label its text: answer, thought or call."""
         self.reading, self.labels = reading, []
 
     def ends(self) -> None:
-        """Its text is complete."""
+        """Note that its text is complete."""
         self.ended = True
         if self.reading is not None:
             self._label(self.reading, self.reading.finish())
@@ -314,7 +314,7 @@ class OutputSegment(Held):
         return len(self.chunks) if self.labels is None else len(self.labels)
 
     def parts(self, first: int, last: int) -> list[Part]:
-        """The parts of these chunks."""
+        """The parts of the chunks from `first` to `last`."""
         plain: list[Label] = ["text"]
         labels = plain * (last - first) if self.labels is None else self.labels[first:last]
         return merged(labels, self.chunks[first:last])
@@ -325,7 +325,7 @@ class OutputSegment(Held):
         return self.start + (self.counts[-1] if self.counts else 0)
 
     def mark_at(self, position: int) -> int:
-        """How many chunks lie wholly before `position`: where a delta from there starts."""
+        """How many chunks lie wholly before `position`: a delta from there begins with the next one."""
         return bisect_right(self.counts, position - self.start)
 
     def mark_position(self, mark: int) -> int:

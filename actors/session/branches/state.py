@@ -92,13 +92,13 @@ class Outbox:
         self.wake_at: float | None = None
 
     def forget(self) -> None:
-        """Cache, scheduler and grammar are gone: drop what is for them. Replies still go out."""
+        """Drop what is for cache, scheduler and grammar, which are gone. Replies still go out."""
         self.forget_engine()
         self.encode.clear()
         self.wake_at = None
 
     def forget_engine(self) -> None:
-        """Others take the place of cache, scheduler and grammar: they are told everything anew."""
+        """Drop what is for cache, scheduler and grammar: others replace them, and are told all anew."""
         for commands in (self.cache, self.retained, self.scheduler, self.grammar):
             commands.clear()
 
@@ -172,12 +172,12 @@ class SessionState:
         self._meta_bytes = 0
 
     def next_id(self) -> int:
-        """A branch handle or request id (see `protocol.messages`)."""
+        """Make a branch handle or request id (see `protocol.messages`)."""
         self.handles += 1
         return self.number << 32 | self.handles
 
     def restore(self, revision: int, lives: list[int], handles: int, meta: JsonObject | None) -> None:
-        """As it was on another server, up to `revision`, and after `lives`. Its branches follow."""
+        """Restore what another server had at `revision`. The branches follow."""
         self.lives = [*lives, revision][-LIVES_KEPT:]
         self.revision = (revision // LIFE + 1) * LIFE
         self.handles = handles
@@ -194,23 +194,23 @@ class SessionState:
         return not known or revision > self.lives[life - now]
 
     def bump(self) -> int:
-        """The tree changed: the new revision."""
+        """Count a change of the tree. Returns the new revision."""
         self.revision += 1
         return self.revision
 
     def branch(self, name: str) -> SessionBranch:
-        """Raises NoBranch."""
+        """Find a branch by its name. Raises NoBranch."""
         branch = self.branches.get(name)
         if branch is None:
             raise NoBranch(f"there is no branch {name!r}", details={"branch": name})
         return branch
 
     def root(self, name: str) -> SessionBranch:
-        """A new empty branch. Raises Exists or LimitExceeded."""
+        """Make a new empty branch. Raises Exists or LimitExceeded."""
         return self.roots([name])[0]
 
     def roots(self, names: Sequence[str]) -> list[SessionBranch]:
-        """New empty branches, all or none. Raises Exists or LimitExceeded."""
+        """Make new empty branches, all or none. Raises Exists or LimitExceeded."""
         self.check_new(names)
         roots = [SessionBranch(name, self.next_id(), born=self.revision + 1) for name in names]
         for branch in roots:
@@ -241,7 +241,7 @@ class SessionState:
             self.meter.require(BRANCH * (len(names) - moved))
 
     def fork(self, branch: SessionBranch, names: Sequence[str], at: int) -> list[SessionBranch]:
-        """Children of `branch` at position `at`, all or none. Raises Exists or LimitExceeded."""
+        """Fork children of `branch` at position `at`, all or none. Raises Exists or LimitExceeded."""
         if not names:
             return []
         self.check_new(names)
@@ -254,10 +254,10 @@ class SessionState:
         return children
 
     def place(self, placements: Sequence[tuple[SessionBranch, str]]) -> list[int | None]:
-        """Each name becomes what its branch is, all at once, so that names may be swapped.
+        """Have each name stand for what a branch holds, all at once, so that names may be swapped.
 
-        A branch of that name is moved there, else one is made beside it: the caller has made sure that
-        there is room (`check_new`). Returns of each moved branch up to where it was the same before.
+        The branch of that name is moved; where there is none, one is made: the caller has made sure of
+        the room (`check_new`). Returns of each name up to where its branch is as before; None: new.
         Raises Exists if a name is given twice: one of its branches would be lost.
         """
         names = [name for _, name in placements]
@@ -301,7 +301,7 @@ class SessionState:
         return found
 
     def rule(self, what: SavedRule) -> Rule:
-        """The rule for this constraint, which counts once."""
+        """Find or make the rule of a constraint, which counts once."""
         rule = self._rules.get(what)
         if rule is None:
             rule = Rule(what)
@@ -352,7 +352,7 @@ class SessionState:
         return segment
 
     def shown(self, segment: Segment) -> list[PlacedPicture]:
-        """Its pictures, as the cache is told of them."""
+        """The pictures of a segment, as the cache is told of them."""
         if segment.picture is None or self.pictures is None:
             return []
         return [placed(segment.start, segment.tokens, segment.picture, self.pictures.settings)]
@@ -363,7 +363,7 @@ class SessionState:
             self.out.cache.append(ExtendBranch(branch.handle, pack(tokens)))
 
     def move_handle(self, branch: SessionBranch, to: int) -> None:
-        """Tell the cache that the branch ends at `to` now."""
+        """Tell the cache that the branch now ends at position `to`."""
         self.out.cache.append(MoveBranch(branch.handle, to))
 
     def truncate(self, branch: SessionBranch, to: int) -> None:
@@ -410,7 +410,7 @@ class SessionState:
 
 
 def retell(state: SessionState, now: float) -> Steps[None]:
-    """Tell a cache that has none of them of all branches: a session was restored, or has moved.
+    """Tell a cache of all branches, of which it has none: the session was restored, or has moved.
 
     Each branch is a fork of the first that has its segments: shared tokens are told once.
 

@@ -125,7 +125,7 @@ class Race:
         self._through: dict[str, tuple[bool, float]] = {}
 
     def through(self, name: str, now: float, *, whole: bool) -> None:
-        """The prune is first in the queue of the branch. `whole`: a generation came to its end."""
+        """Note that a source has finished. `whole`: its generation came to its own end."""
         if name in self._places:
             self._through.setdefault(name, (not whole, now))
         self._others.discard(name)
@@ -153,7 +153,7 @@ class Race:
 
 
 class Kind(NamedTuple):
-    """What the runner and the publisher have to know of a task, beside its branches.
+    """What the runner and the publisher need to know of a task, apart from its branches.
 
     `name`: as events call it. `adds`: it brings input, which a generation will want computed.
     `generates`: it brings output; a `cancel` of generations ends it, and a deadline may. `forks`: it
@@ -213,7 +213,7 @@ class FrameRun:
         return True
 
     def stops(self, op: Generate) -> StopSet:
-        """The stop strings of `op`, which came in this frame."""
+        """The stop strings of an op of this frame, prepared once."""
         if not op.stop:
             return NO_STOPS
         known = self._stops.get(op.id)

@@ -79,7 +79,7 @@ def imported(
     limits: Limits,
     pictures: PictureSettings | None = None,
 ) -> dict[str, bytes]:
-    """The items of a new session. `text`: the file in base64. Raises BadRequest, with the field."""
+    """Make the items of a new session. `text`: the file in base64. Raises BadRequest, with the field."""
     file = _file(text)
     head = _decoded(file.items, HEAD, SavedHead)
     if head.format > FORMAT:
@@ -188,7 +188,7 @@ class Checked:
         self.records: dict[int, SavedSegment] = {}
 
     def branches(self) -> list[SavedBranch]:
-        """As they are to be made. The segments that they need are in `segments`."""
+        """Check the branches. The segments that they need are in `segments`."""
         head, limits = self._head, self._limits
         if limits is not None and len(head.branches) > limits.branches:
             raise Unsound("head.branches", f"are {len(head.branches)}: at most {limits.branches}")
@@ -207,7 +207,7 @@ class Checked:
         return found
 
     def names(self) -> None:
-        """Labels lead upwards, and each branch has one of its own, and a handle."""
+        """Check that labels lead upwards, and that each branch has a label and a handle of its own."""
         head = self._head
         self._labels(head.labels)
         names: set[str] = set()
@@ -253,7 +253,7 @@ class Checked:
             ends |= way
 
     def end(self, top: int, where: str) -> int:
-        """The position behind segment `top`; it and all before it are checked."""
+        """Check segment `top` and all before it. Returns the position behind it."""
         for _ in self.reading(top, where):
             pass
         return self.segments[top]
@@ -282,7 +282,7 @@ class Checked:
                 raise Unsound(where, f"is longer than the context of {self._context} tokens")
 
     def _bound(self, number: int, segment: SavedInput | SavedOutput) -> None:
-        """A server walks over segments and histories: there are no more than it would make itself."""
+        """Check that there are no more segments and histories than a server would make itself."""
         count = self._counts[number] = self._counts[segment.before] + 1
         most = SEGMENTS if self._limits is not None else STORED * SEGMENTS
         if count > most:
@@ -304,7 +304,7 @@ class Checked:
                     raise Unsound(f"s{number}.history", "is of none of the last segments that have one")
 
     def _segment(self, number: int, segment: SavedInput | SavedOutput) -> int:
-        """The tokens of a segment."""
+        """Check a segment. Returns how many tokens it has."""
         where = f"s{number}"
         if len(segment.tokens) % 4:
             raise Unsound(f"{where}.tokens", "are no int32")
@@ -377,7 +377,7 @@ class Checked:
 
 
 def _check_scores(where: str, segment: SavedOutput, tokens: "array[int]") -> None:
-    """Raises Unsound if its log-probabilities are none."""
+    """Raises Unsound for log-probabilities that cannot be."""
     if segment.logprobs is not None and len(segment.logprobs) > len(tokens):
         raise Unsound(f"{where}.logprobs", "are more than there are tokens")
     for i, entry in enumerate(segment.logprobs or ()):

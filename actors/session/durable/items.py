@@ -51,13 +51,13 @@ class StoreDelta:
         self.size = 0
 
     def take(self) -> tuple[dict[str, bytes], list[str]]:
-        """Both, which are told now."""
+        """Take both, which the store is told now."""
         told = self.put, self.drop
         self.put, self.drop = {}, []
         return told
 
     def write(self, key: str, body: bytes, before: int = 0) -> int:
-        """`before`: bytes that the store has under that key. Returns how many those are now."""
+        """Note an item to write. `before`: the bytes that the store has of it. Returns its bytes now."""
         self.put[key] = body
         self.size += len(body) - before
         return len(body)
@@ -77,7 +77,7 @@ class Numbering:
         self.gone: list[tuple[int, int]] = []  # number, bytes
 
     def new(self) -> SavedNumber:
-        """The next one."""
+        """Make the next number."""
         self.count += 1
         return SavedNumber(self.count, self.gone)
 
@@ -98,16 +98,16 @@ class OpItems:
         self.clear()
 
     def clear(self) -> None:
-        """The store has none."""
+        """Forget all numbers: the store has none of these items."""
         self._ops: dict[int, tuple[int, int, Op]] = {}  # by id(): number, bytes
         self._frames: dict[int, tuple[int, int, FrameRun]] = {}
 
     def collect(
         self, tasks: list[Task], now: float, wall: float, runs: Callable[[Task], Iterable[SavedRun]]
     ) -> tuple[list[SavedWait], dict[int, dict[str, SavedError | None]]]:
-        """What waits, and the branches on which ops of each frame failed. `runs(task)`: its generation.
+        """Make items of the ops that wait. Returns them, and where ops of each frame failed, by branch.
 
-        `now`, `wall`: see `Recorder.collect`.
+        `runs(task)`: what its generation has done. `now`, `wall`: see `Recorder.collect`.
         """
         left: dict[int, list[Task]] = {}
         for task in tasks:
@@ -172,7 +172,7 @@ def reply_key(client: str, ident: int) -> str:
 
 
 def saved_error(error: RamifyError) -> SavedError:
-    """What `replies.error_of` makes an error of again."""
+    """Encode an error; `publisher.error_of` makes it again."""
     return SavedError(error.code, error.message, error.retry_ms, error.details)
 
 
@@ -221,7 +221,7 @@ def saved_branches(
 
 
 def number_of(link: SegmentLink | None) -> int:
-    """As the store knows the segment; 0: there is none."""
+    """The number under which the store has the segment; 0: there is none."""
     return 0 if link is None or link.saved is None else link.saved.number
 
 
@@ -232,7 +232,7 @@ def rule_of(link: SegmentLink) -> Rule | None:
 
 
 def rule_number(rule: Rule | None) -> int:
-    """As the store knows the constraint; 0: there is none."""
+    """The number under which the store has the constraint; 0: there is none."""
     return 0 if rule is None or rule.saved is None else rule.saved.number
 
 

@@ -57,7 +57,9 @@ class SaveTerms(TypedDict, total=False):
 
 
 class Recorder:
-    """Of one session. `tasks()`: those that wait or run. `model`: whose tokens its branches hold;
+    """The recorder of one session.
+
+    `tasks()`: those that wait or run. `model`: whose tokens its branches hold;
     `created`: seconds since 1970."""
 
     def __init__(
@@ -106,7 +108,7 @@ class Recorder:
         *,
         stored: bool,
     ) -> None:
-        """The store has `items`: the session was made of them. Not `stored`: it gets them as they are.
+        """Begin with the `items` of which the session was made. `stored`: whether the store has them.
 
         `count`: segments that were numbered. The items of ops and frames go, as these get new ones, and
         those of segments that no branch had when its server ended.
@@ -143,7 +145,7 @@ class Recorder:
         self._ops.count = _last(rest, "of")
 
     def reset(self) -> None:
-        """The store has nothing of the session, or not what it was told."""
+        """Forget what was saved: the store has nothing of the session, or not what it was told."""
         seen: set[int] = set()
         for branch in self._state.branches.values():
             link = branch.segments.top
@@ -287,7 +289,7 @@ class Recorder:
         return [each for each in branches if (each.persist or session) != "none"]
 
     def _number(self, branch: SessionBranch) -> int:
-        """The number of the branch's last segment; those without one get theirs, and are written."""
+        """Return the number of the branch's last segment. Number and write those without one."""
         new = unsaved(branch)
         link = new[0].before if new else branch.segments.top
         if link is not None and link.saved is not None and self._growing:
@@ -352,7 +354,7 @@ class Recorder:
     # --- ops -------------------------------------------------------------------------------------
 
     def _tasks(self) -> list[Task]:
-        """Those that are not done, without those on branches that are not saved."""
+        """The tasks that are not done, without those on branches that are not saved."""
         branches, tasks = self._state.branches, self._waiting()
         if all(branch.persist != "none" for branch in branches.values()):
             return tasks
@@ -394,7 +396,7 @@ class Recorder:
         return clients
 
     def _declared(self) -> Iterator[Declared]:
-        """The tools that clients have declared; some more than once."""
+        """The tools that clients have declared. Some come more than once."""
         if self._publisher.declared is not None:
             yield self._publisher.declared
         for log in self._publisher.reply_logs.values():
@@ -402,7 +404,7 @@ class Recorder:
                 yield log.declared
 
     def _tools(self, declared: Declared | None) -> int:
-        """The number of these tools (0: none); those without one get theirs, and are written."""
+        """Return the number of these tools (0: none); tools without one get theirs, and are written."""
         if declared is None or not declared.tools:
             return 0
         if declared.saved is None:

@@ -28,8 +28,8 @@ READ = 64  # bytes of replies and ops that are read in a microsecond
 
 
 def salvaged(items: Mapping[str, bytes], head: SavedHead, checked: Checked) -> Steps[SavedHead]:
-    """`head` itself, if all segments of its branches are sound. Else as much of it as is, without ops
-    and replies. All that its branches need is in `checked.records`.
+    """Return `head` itself if all segments of its branches are sound; else what of it is sound, without
+    ops and replies. All segments that its branches need are in `checked.records`.
     """
     gaps: dict[int, _Gap] = {}  # by a branch's place
     for place, branch in enumerate(head.branches):
@@ -121,7 +121,7 @@ class _Salvage:
         )
 
     def _candidates(self, place: int) -> Iterator[int]:
-        """Segments that the branch had before its gap."""
+        """Find segments that the branch had before its gap."""
         branch, gap = self._head.branches[place], self._gaps[place]
         if not gap.missing:
             yield gap.below
@@ -135,14 +135,14 @@ class _Salvage:
             yield self._orphan
 
     def _chain(self, top: int, upto: int) -> Iterator[int]:
-        """The last segment of a sound branch that ends there, or before."""
+        """Find the last segment of a sound branch that ends at `upto` or before."""
         while top and self._checked.segments[top] > upto:
             top = self._checked.records[top].before
         if top:
             yield top
 
     def _only_orphan(self, items: Mapping[str, bytes]) -> int | None:
-        """See the module docstring."""
+        """Find the one segment that no other follows, if there is one. See the module docstring."""
         if len({gap.missing for gap in self._gaps.values()}) != 1:
             return None
         missing = next(iter(self._gaps.values())).missing

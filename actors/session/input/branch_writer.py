@@ -70,7 +70,7 @@ class BranchWriter:
     # --- append: prepare ---------------------------------------------------------------------
 
     def situation(self, branch: SessionBranch, op: Append, *, strict: bool) -> Hashable:
-        """All that `prepare` depends on: branches with equal situations share one `Prepared`. O(1)."""
+        """All that `prepare` depends on. Branches with equal situations share one `Prepared`. O(1)."""
         if op.messages is not None and strict:
             return branch.segments.top
         tail, role, over_prompt = self._end(branch, op)
@@ -105,7 +105,7 @@ class BranchWriter:
         room: int,
         effort: Effort | None = None,
     ) -> Prepared:
-        """The text and tokens that `op` appends. No tokens if they certainly need more than `room`.
+        """Make the text and tokens that `op` appends. No tokens if they certainly need more than `room`.
 
         Raises BadRequest. Changes nothing: another thread may run it while the branch is at rest.
         """
@@ -171,7 +171,7 @@ class BranchWriter:
     # --- append: apply -----------------------------------------------------------------------
 
     def apply(self, branch: SessionBranch, prepared: Prepared, op: int) -> Steps[int | None]:
-        """Append it, in parts. Returns where the branch was moved back to, if it was.
+        """Append what was prepared, in parts. Returns where the branch was moved back to, if it was.
 
         Raises TooLong or LimitExceeded at its first step, and then nothing has changed.
         """
@@ -212,7 +212,7 @@ class BranchWriter:
         return cut
 
     def begins(self, branch: SessionBranch, prepared: Prepared) -> int:
-        """Where what is appended will stand."""
+        """The position at which what is appended will begin."""
         cut = _cut(branch, prepared.pending)
         return branch.position if cut is None else cut
 
@@ -250,10 +250,10 @@ class BranchWriter:
         )
 
     def _end(self, branch: SessionBranch, op: Append) -> tuple[Tail, Role | None, bool]:
-        """How the branch ends, for messages; how it will end, for text and tokens.
+        """Tell how the branch ends, where messages follow; how it will end, where text or tokens do.
 
-        The third: the last segment is taken back: a generation prompt to which nothing was said, or the
-        end of a turn that depends on what follows.
+        Returns its tail, its role, and whether the last segment is taken back: a generation prompt
+        without an answer, or the end of a turn that depends on what follows.
         """
         tail, role = branch.tail, branch.role
         if op.messages is None:
@@ -275,7 +275,7 @@ class BranchWriter:
         tools: list[JsonObject] | None,
         effort: Effort | None,
     ) -> str:
-        """What the template adds for `messages` behind a branch that ends so."""
+        """Render what the template adds for `messages` behind a branch with this tail and role."""
         if tail is Tail.RAW or role is None:
             return self._template.first(messages, tools, False, effort)
         closed = tail not in (Tail.OPEN, Tail.PENDING)
@@ -284,7 +284,7 @@ class BranchWriter:
         return self._after_eos(branch) + text if tail is Tail.EOS else text
 
     def _after_eos(self, branch: SessionBranch) -> str:
-        """What the template puts behind the end-of-turn token that the branch ends with."""
+        """The text that the template puts behind the end-of-turn token at the branch's end."""
         return self._template.rest_after_eos(eos_text(branch)) or ""
 
     def _parts(self, text: str, messages: Sequence[ChatMessage]) -> list[PendingPart]:
@@ -343,7 +343,7 @@ class BranchWriter:
         return at
 
     def _said(self, branch: SessionBranch, prompt: list[int], opening: str) -> list[int]:
-        """Tokens of an opening behind `prompt`, or behind the branch."""
+        """Tokenize an opening that stands behind `prompt`, or behind the branch."""
         after = self.tokenizer.context(prompt[-1]) if prompt else self._after(branch, branch.position)
         tokens = self._counted(self.tokenizer.encode_chat(opening, after=after))
         self.check(tokens)
@@ -359,7 +359,7 @@ class BranchWriter:
             self._state.extend(branch, tokens, text, tail=Tail.CLOSED, role="assistant", chat=True)
 
     def continue_output(self, branch: SessionBranch, text: str) -> list[int]:
-        """Tokens of `text`, which the model said as a part of other tokens, behind the branch."""
+        """Tokenize `text` behind the branch: the model has said it as a part of other tokens."""
         after = self._after(branch, branch.position)
         tokens = self._counted(self.tokenizer.encode(text, special=False, after=after))
         if self.unknown.keys().isdisjoint(tokens):
@@ -369,7 +369,7 @@ class BranchWriter:
         return known
 
     def end_of_thought(self, branch: SessionBranch) -> list[int]:
-        """Tokens that end the thought in which the branch stands."""
+        """Tokenize the end of the thought inside which the branch ends."""
         tokens = self._continue(branch, self.speech.end_of_thought)
         return tokens if self.unknown.keys().isdisjoint(tokens) else []
 
@@ -390,14 +390,14 @@ class BranchWriter:
         return tokens
 
     def _after(self, branch: SessionBranch, at: int) -> int | None:
-        """The token before position `at`, if it changes how text behind it is tokenized."""
+        """The token before position `at`; None: it does not change how text behind it is tokenized."""
         link = branch.segments.before(at)
         if link is None:
             return None
         return self.tokenizer.context(link.segment.tokens[at - link.segment.start - 1])
 
     def check(self, tokens: Sequence[int], field: str | None = None) -> None:
-        """Raise BadRequest for an id that the model does not have. `field`: the ids were given."""
+        """Raises BadRequest for an id that the model does not have. `field`: where a client gave ids."""
         size = self._state.vocab
         if (field is None and not self.unknown) or max(tokens, default=0) < size:
             return
@@ -428,6 +428,6 @@ def _before_prompt(branch: SessionBranch) -> int:
 
 
 def _cut(branch: SessionBranch, pending: PendingAppend) -> int | None:
-    """Where the branch is moved back to first, None: it stays."""
+    """The position to which the branch is moved back first; None: it stays."""
     cut = branch.segments[-1].start if pending.over_prompt else pending.cut
     return cut if cut is not None and cut < branch.position else None

@@ -43,7 +43,7 @@ class Conversation:
 
     @staticmethod
     def of(every: Iterable[Segment]) -> "Conversation":
-        """Read it off a branch's segments. O(segments + messages)."""
+        """Read the conversation off a branch's segments. O(segments + messages)."""
         segments: list[Segment] = []
         base = 0
         for segment in reversed(list(every)):
@@ -60,7 +60,7 @@ class Conversation:
         return found
 
     def _add(self, segment: Segment, *, whole: bool) -> None:
-        """`whole`: no later segment has a history, which says what the messages before it were."""
+        """Add a segment. `whole`: no later segment has a history that tells the messages before it."""
         if segment.history is not None:
             self._close()
             self.messages = segment.history.all() if whole else []
@@ -92,7 +92,7 @@ class Conversation:
         self._added.append(text)
 
     def _close(self) -> None:
-        """What was said goes into the last message."""
+        """Put what was said into the last message."""
         if self._added:
             last = self.messages[-1]
             content = "".join([last.content, *self._added])
@@ -135,7 +135,7 @@ def common(
 def history_before(
     branch: SessionBranch, base: int, at: int, messages: Sequence[ChatMessage]
 ) -> History:
-    """`messages` as the history of what comes at position `at`; shares what the branch has of it."""
+    """Make the history of what comes at position `at`; it shares what the branch has of `messages`."""
     link = branch.segments.top
     while link is not None and link.segment.start >= base:
         known = link.segment.history
@@ -168,7 +168,7 @@ def borders(
     new: Border,
     end_of: Callable[[int], str],
 ) -> list[Border]:
-    """The borders in `rendered`. `begin`: position and character behind which it is new.
+    """Find the borders in `rendered`. `begin`: position and character behind which it is new.
 
     `lost`: turns before the new one, and the places of their first messages. Most look as before; else
     a turn begins where the message before it ends: `end_of(message)`, "" where that is not known. One
@@ -249,7 +249,7 @@ class StrictRendering:
         tools: list[JsonObject] | None,
         effort: Effort | None,
     ) -> tuple[list[PendingPart], int]:
-        """What is appended for `messages`, and the position to which the branch is cut first.
+        """Render what is appended for `messages`. Returns also the position to which the branch is cut.
 
         Raises BadRequest.
         """
@@ -299,7 +299,7 @@ class StrictRendering:
         return parts, at
 
     def prompt(self, segments: Iterable[Segment], opened: Open) -> str:
-        """The generation prompt behind these segments. Raises BadRequest."""
+        """Render the generation prompt behind these segments. Raises BadRequest."""
         every = Conversation.of(segments).messages
         closed, rendered = (
             self._template.strict(every, opened.tools, generate, opened.effort)
@@ -310,9 +310,10 @@ class StrictRendering:
     def unrendered(
         self, branch: SessionBranch, opened: Open, known: Mapping[Hashable, str | RamifyError]
     ) -> Unrendered | None:
-        """What `prompt_behind` would render, unless it is `known`; its result goes there, by the key.
+        """Return what `prompt_behind` would render; None: nothing, or it is `known`.
 
-        Another thread may run it: it works on the segments that the branch has now.
+        The result goes into `known`, by its key. Another thread may run it: it works on the segments
+        that the branch has now.
         """
         complete = branch.tail in (Tail.CLOSED, Tail.EOS, Tail.PENDING)
         key = branch.segments.top
@@ -345,7 +346,7 @@ class StrictRendering:
         messages: Sequence[ChatMessage],
         tools: list[JsonObject] | None,
     ) -> Border:
-        """Where the new turn begins in `rendered`, whose text from `begin` on is new."""
+        """Find where the new turn begins in `rendered`, whose text from `begin` on is new."""
         count = len(before.messages)
         try:
             added = self._template.delta(before.messages[-1].role, True, messages, tools, False)
@@ -358,7 +359,7 @@ class StrictRendering:
         return Border(place + len(end), count, 1) if place >= 0 else Border(begin, count, -1)
 
     def end_of(self, messages: Sequence[ChatMessage], index: int) -> str:
-        """What the rendering of a message ends with, "" if that is not known."""
+        """The text that ends the rendering of a message; "" if it is not known."""
         message = messages[index]
         role = message.role
         closing = self._template.closing(role) or self._template.pending_end(role)
@@ -400,7 +401,7 @@ def asked_of(branch: SessionBranch, messages: Sequence[ChatMessage], ends: tuple
 
 
 def _back(branch: SessionBranch) -> Iterator[ChatMessage | None]:
-    """The messages of a branch, last one first; None for text that no message tells."""
+    """Read the messages of a branch, the last one first; None stands for text outside of messages."""
     for segment in reversed(branch.segments):
         if isinstance(segment, OutputSegment):
             yield segment.spoken
@@ -416,14 +417,14 @@ def _named(calls: Sequence[JsonObject]) -> tuple[tuple[str, str], ...]:
 
 
 def _speaks(segment: Segment) -> bool:
-    """Whether a conversation is read off it."""
+    """Whether a segment is a part of a conversation."""
     return isinstance(segment, OutputSegment) or bool(
         segment.messages or segment.history or not segment.chat
     )
 
 
 def _rendered_anew(opened: Open, role: Role | None) -> bool:
-    """Whether the prompt behind a turn of `role` takes the whole conversation."""
+    """Whether the prompt behind a turn of `role` needs a rendering of the whole conversation."""
     return opened.template == "strict" and role in ("user", "tool")
 
 

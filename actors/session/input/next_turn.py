@@ -59,7 +59,7 @@ class NextTurn:
             histories.use(self._state.owner, prepared.bound)
 
     def answered(self, branch: SessionBranch, usage: Usage, asked: float, ended: float) -> Miss | None:
-        """An answer has ended: if the history comes back, it goes on with these tokens.
+        """Remember the tokens of an answer that has ended, for when its history comes back.
 
         Returns why that history's tokens were computed again, if they were.
         """
@@ -71,7 +71,7 @@ class NextTurn:
         return bound.missed(usage.prompt, usage.cached, ended)
 
     def _history(self, branch: SessionBranch) -> tuple[Bound | None, list[Piece]]:
-        """What was known of a stateless request, and text and tokens behind that."""
+        """Return what was known of a stateless request, and the text and tokens behind that."""
         if self._state.asked is None:
             return None, []
         (text, bound), segments = self._state.asked, list(branch.segments)
@@ -83,8 +83,8 @@ class NextTurn:
     def ahead(
         self, branch: SessionBranch, opened: Open, reader: Reader, calls: list[JsonObject]
     ) -> None:
-        """An answer with a thought has ended. If the template leaves it out of the next prompt, have
-        that computed while nobody waits, up to what the next turn says.
+        """Compute ahead the prompt of the next turn, up to what that turn says: an answer with a thought
+        has ended, and the template leaves thoughts out of later prompts.
 
         A stateless client sends thoughts back behind calls if it did so before.
         """
@@ -119,7 +119,7 @@ class NextTurn:
         opened: Open,
         pieces: Iterable[Piece],
     ) -> "array[int]":
-        """Tokens of the next prompt, as far as it is known; none if it begins with all `pieces`."""
+        """Tokenize the next prompt, as far as it is known; no tokens if it begins with all `pieces`."""
         if not messages:  # they stand behind raw text
             return array("i")
         turn = ChatMessage(role="user", content=MARKER)

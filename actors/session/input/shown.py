@@ -15,7 +15,7 @@ from ramify.protocol.pictures import MARK
 def with_pictures(
     pending: PendingAppend, images: Sequence[bytes], decoder: PictureDecoder | None, party: Party
 ) -> PendingAppend:
-    """The same with each picture in the place of its mark. `party`: whose. Raises BadRequest."""
+    """Put each picture in the place of its mark. `party`: whose pictures. Raises BadRequest."""
     parts = list[PendingPart]()
     if decoder is None:
         raise BadRequest(
@@ -45,6 +45,6 @@ def with_pictures(
 
 
 def _inside(part: PendingPart) -> PendingPart:
-    """A piece of the part: nothing ends with it."""
+    """Make a piece inside of a part: no turn ends with it."""
     tail = Tail.RAW if part.tail is Tail.RAW else Tail.OPEN
     return replace(part, tail=tail, messages=(), turn=0, history=None)

@@ -49,9 +49,9 @@ class Speech:
     def opening(
         self, choice: str, tools: Toolbox, *, chat: bool, begun: bool = False, thinks: bool = True
     ) -> str:
-        """What the answer is to begin with; "" for nothing: a call that `tool_choice` forces, without
-        `thinks` behind an empty thought. Raises BadRequest.
+        """The text that the answer has to begin with; "" for none. Raises BadRequest.
 
+        It begins a call that `tool_choice` forces. Without `thinks` an empty thought comes first.
         Where the prompt begins a thought, the call comes behind it. `begun`: the turn is older.
         """
         self._openings.check(choice, tools, chat=chat)
@@ -89,7 +89,7 @@ class Speech:
         parallel: bool,
         ends_output: Callable[[str], bool],
     ) -> Calls | None:
-        """What a call of one of the tools (`choice`: that one, "auto" or "required") has to be."""
+        """Describe what a call of a tool has to be. `choice`: the tool's name, "auto" or "required"."""
         named = [tool for tool in tools.tools if choice in ("auto", "required", tool.name)]
         if not named or choice == "none":
             return None
@@ -103,8 +103,10 @@ class Speech:
         )
 
     def labels(self, branch: SessionBranch, choice: str, tools: Toolbox, name: str) -> Labels | None:
-        """For an output that begins at the end of `branch`; None if there is nothing to tell apart.
-        `name`: see `call_id`."""
+        """Make the labels of an output that begins at the end of `branch`.
+
+        `name`: see `call_id`. None: there are no thoughts or calls to tell apart.
+        """
         if choice == "none":
             tools = _NO_TOOLS
         if not tools and self.dialect.thought is None:
@@ -197,7 +199,7 @@ class Constraints:
         return Demand("auto" if op.tool_choice == "auto" else "required", place, opening)
 
     def spec(self, held: Demand, op: Generate, tools: Toolbox) -> ConstraintSpec | None:
-        """What is compiled; None: nothing, calls of this model are not known well enough."""
+        """Make what is compiled; None: how this model writes calls is not known well enough."""
         if op.constraint is None or not op.constraint.names_one:
             return self._calls(held, op, tools)
         constraint = op.constraint
@@ -233,7 +235,7 @@ class Constraints:
         return self._structure(free, self._thought_begun(place))
 
     def _thought_begun(self, place: TurnPlace) -> str:
-        """The beginning of a thought that is open."""
+        """The text with which the open thought begins."""
         thought = self._speech.dialect.thought
         return thought.begin + place.pending if place.part == "thought" and thought is not None else ""
 
@@ -247,7 +249,7 @@ class Constraints:
 
 
 def continued(branch: SessionBranch, op: Generate) -> OutputSegment | None:
-    """The constrained output that `op` goes on with, if it does. Raises BadRequest."""
+    """Find the constrained output that `op` continues, if it does. Raises BadRequest."""
     begun, wanted = branch.unfinished, op.constraint
     if wanted is None:  # what does not go with a constraint asks for free text
         return None if op.ignore_eos or op.tool_choice not in ("auto", "none") else begun
@@ -261,14 +263,14 @@ def continued(branch: SessionBranch, op: Generate) -> OutputSegment | None:
 
 
 def _behind(opening: str, thought: Thought | None) -> str:
-    """What an opening has of the call: it may end a thought first."""
+    """The part of an opening that belongs to the call: it may end a thought first."""
     if thought is None or thought.end not in opening:
         return opening
     return opening.rpartition(thought.end)[2].lstrip()
 
 
 def _plain(constraint: Constraint) -> ConstraintSpec | None:
-    """What is compiled of a constraint without structure.
+    """Make what is compiled of a constraint without structure.
 
     JSON is spaced as most models write it: `{"a": 1, "b": 2}`.
     """

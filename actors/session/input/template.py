@@ -79,7 +79,7 @@ class ChatTemplate:
         generate: bool,
         effort: Effort | None = None,
     ) -> str:
-        """The whole conversation, rendered anew. Raises BadRequest."""
+        """Render the whole conversation. Raises BadRequest."""
         return self._tokenizer.render(self.as_dicts(messages), tools, generate, effort)
 
     def first(
@@ -89,7 +89,7 @@ class ChatTemplate:
         generate: bool,
         effort: Effort | None = None,
     ) -> str:
-        """The first turns of an empty branch, with BOS and a default system prompt as the template
+        """Render the first turns of an empty branch, with BOS and default system prompt as the template
         has them. Raises BadRequest if the template refuses them, or would lose a turn."""
         if messages[-1].role == "system" and not self._system_can_stand(tools):
             raise BadRequest(
@@ -108,7 +108,7 @@ class ChatTemplate:
         tools: Sequence[JsonObject] | None,
         effort: Effort | None = None,
     ) -> list[int | None]:
-        """How many characters of `text`, which `first` made of `messages`, stand before each mark.
+        """Count the characters of `text`, which `first` made of `messages`, before each mark.
 
         A marker in the content shows it. None: the template writes that content otherwise, or not.
         """
@@ -135,7 +135,7 @@ class ChatTemplate:
         return found
 
     def as_dicts(self, messages: Sequence[ChatMessage]) -> list[JsonObject]:
-        """Messages in the shape that this template reads."""
+        """Convert messages to the form that this template reads."""
         if not any(message.tool_calls for message in messages):
             return as_dicts(messages)
         if self._shape is None:
@@ -144,14 +144,14 @@ class ChatTemplate:
 
     @property
     def rewrites(self) -> list[Rewrite]:
-        """Of what a branch of append mode differs from `strict`. Found out once."""
+        """The ways in which a branch of append mode differs from `strict`. Found out once."""
         if self._rewrites is None:
             self._rewrites = rewrites(self, self.speech.dialect)
         return self._rewrites
 
     @property
     def forgets(self) -> bool:
-        """Whether it leaves thoughts out once the user goes on."""
+        """Whether the template leaves thoughts out once the user goes on."""
         return THOUGHTS in self.rewrites
 
     # --- append mode ----------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class ChatTemplate:
         generate: bool,
         asked: Asked = NOTHING_ASKED,
     ) -> str:
-        """What the template adds behind a turn of `last_role` for the new `messages`.
+        """Render what the template adds behind a turn of `last_role` for the new `messages`.
 
         `closed`: the branch already holds that turn's `closing`. `generate`: with the header of
         an assistant's turn at the end. `asked`: of tools, by the branch. O(new text), and of tools where
@@ -215,7 +215,7 @@ class ChatTemplate:
         tools: Sequence[JsonObject] | None,
         generate: bool,
     ) -> str:
-        """`delta` for results, behind their calls: some templates look back at the called names."""
+        """Render `delta` for results behind their calls: templates may look back at the called names."""
         asking = [*self._earlier(asked), *self.as_dicts([calling(asked, MARKER)])]
         before = self._after_marker(asking, tools, False, "assistant")
         text = self._after_marker([*asking, *self.as_dicts(messages)], tools, generate, "assistant")
@@ -242,7 +242,7 @@ class ChatTemplate:
         return end
 
     def generation_prompt(self, last_role: Role, *, tools: bool = False, closed: bool = True) -> str:
-        """What `add_generation_prompt` puts behind a turn of `last_role`. Raises BadRequest.
+        """Render what `add_generation_prompt` puts behind a turn of `last_role`. Raises BadRequest.
 
         `tools`: there are some. Which ones is told before the turn's end (see `closing`). `closed`: the
         branch holds the turn's end, also one that depends on what follows.
@@ -306,7 +306,7 @@ class ChatTemplate:
             return self._after_marker(conversation, [TOOL], generate, role)
 
     def rest_after_eos(self, eos: str) -> str | None:
-        """What is left of an assistant's `closing` when the model sampled the token `eos` (its text).
+        """The rest of an assistant's `closing` where the model has sampled the token `eos` (its text).
 
         None: the template does not end turns with it; cut the token off and append `closing`.
         """
@@ -319,7 +319,7 @@ class ChatTemplate:
     # --- stand-ins ------------------------------------------------------------------------------
 
     def _stand_in(self, role: Role, asked: Asked = NOTHING_ASKED) -> list[JsonObject]:
-        """`stand_in`, with what some templates look back at: a result's call, and earlier results."""
+        """Make a `stand_in`, with what templates may look back at: a result's call, earlier results."""
         found = stand_in(role)
         if role == "tool":  # the called name is shown with a result
             found[1:1] = self.as_dicts([calling(asked if asked.calls else ASKED, 1)])
@@ -329,7 +329,7 @@ class ChatTemplate:
         return found
 
     def _earlier(self, asked: Asked) -> list[JsonObject]:
-        """A question, and a result behind it if there were some: the first one may have a mark."""
+        """Make a question, with a result if there were some: the first one may have a mark."""
         return [QUESTION, *self.as_dicts([calling(ASKED, 1)]), RESULT] if asked.again else [QUESTION]
 
     def _after_marker(
@@ -350,7 +350,7 @@ class ChatTemplate:
         return after
 
     def tells_effort(self) -> bool:
-        """Whether it tells the model how much to think."""
+        """Whether the template tells the model how much to think."""
         try:
             low, high = (
                 self._tokenizer.render([QUESTION], None, True, each) for each in ("low", "high")
@@ -383,7 +383,7 @@ class ChatTemplate:
         return stands
 
     def _check_system(self, messages: Sequence[ChatMessage], text: str) -> None:
-        """Some templates skip system turns in silence: an instruction must not get lost."""
+        """Raises BadRequest where the template skips a system turn in silence."""
         shown: str | None = None
         for message in messages:
             if message.role == "system" and message.content.strip():

@@ -18,7 +18,7 @@ def _size(op: Cancel) -> int:
 
 
 def _cost(hands: Hands, op: Cancel) -> int:
-    """Of finding the tasks."""
+    """The cost of finding the tasks."""
     return OP + len(hands.runner) + (len(hands.state.branches) if op.subtree else 0)
 
 

@@ -32,7 +32,7 @@ def _holds_file(message: ServerMessage) -> bool:
 
 
 def _file(hands: Hands) -> str:
-    """In base64. Raises Conflict, LimitExceeded."""
+    """Make the file, in base64. Raises Conflict, LimitExceeded."""
     if len(hands.runner):
         raise Conflict(f"{len(hands.runner)} ops wait or run: export when they are done, or cancel them")
     most = (hands.state.limits.frame_bytes - AROUND) // 4 * 3

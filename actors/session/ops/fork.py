@@ -47,7 +47,7 @@ def _run(ctx: OpContext, op: Fork, task: Task) -> Ok:
 
 
 def make_children(ctx: OpContext, task: Task, branch: SessionBranch, at: int) -> Ok:
-    """The children of `task`, which share `branch` up to `at`."""
+    """Fork the children of `task`, which share `branch` up to `at`."""
     state = ctx.state
     if at > branch.position:
         raise BadRequest(

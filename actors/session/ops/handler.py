@@ -82,7 +82,7 @@ class OpContext:
         self.texts = Texts(self.state, self.writer, self.generations, self.selects, self.publisher)
 
     def target(self, task: Task, *, expect: int | None = None) -> SessionBranch:
-        """The task's branch. Raises NoBranch; Conflict if it is not at the position `expect`."""
+        """Find the task's branch. Raises NoBranch; Conflict if it is not at the position `expect`."""
         assert task.branch is not None
         branch = self.state.branch(task.branch)
         if expect is not None and expect != branch.position:
@@ -94,7 +94,7 @@ class OpContext:
         return branch
 
     def ok(self, task: Task, branch: SessionBranch, result: dict[str, Any] | None = None) -> Ok:
-        """The reply to a task that has changed `branch`."""
+        """Make the reply to a task that has changed `branch`."""
         return Ok(
             id=task.op.id,
             branch=branch.name,
@@ -108,20 +108,20 @@ class OpContext:
         return DROP + SOCKET * len(self.publisher.subscribers)
 
     def drop_all(self, branches: Iterable[SessionBranch]) -> Steps[None]:
-        """Release them one after the other."""
+        """Release the branches one after the other."""
         for branch in branches:
             yield self.drop_cost()
             self.drop(branch)
 
     def drop(self, branch: SessionBranch) -> None:
-        """Release a branch; what is due of it is sent first."""
+        """Release a branch. What is due of it is sent first."""
         self.generations.prefills.cancel(branch)
         self.publisher.drop(branch)
         self.state.drop(branch)
 
 
 def said_on(branch: SessionBranch) -> str:
-    """The last text generated on a branch, "" if none was since it was forked."""
+    """The last text generated on a branch since it was forked; "" if there is none."""
     answer = branch.answer()
     return answer.said if answer is not None else ""
 

@@ -88,7 +88,7 @@ def _run(ctx: OpContext, op: Prune, task: Task) -> Steps[Ok]:
 
 
 def _rank(op: Prune, judges: Sequence[SessionBranch]) -> Steps[tuple[list[int], Sequence[float | None]]]:
-    """The ranking of the sources by their judges, and the scores. Raises BadRequest."""
+    """Rank the sources by their judges. Returns the ranking and the scores. Raises BadRequest."""
     said: list[str] = []
     scores: Sequence[float | None]
     match op.by:

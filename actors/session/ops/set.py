@@ -77,7 +77,7 @@ def _run(ctx: OpContext, op: Set, task: Task) -> Ok | None:
 
 
 class _Plan(NamedTuple):
-    """What becomes of an action: `leases`: (tokens, seconds). `reason`: why it is rejected."""
+    """What an action does. `leases`: (tokens, seconds). `reason`: why it is rejected."""
 
     kind: str
     leases: list[tuple[int | None, float]] = []
@@ -107,7 +107,7 @@ def _plan(action: KvAction) -> _Plan:
 
 
 def _hint(ctx: OpContext, task: Task, branch: SessionBranch, hints: KvHints) -> None:
-    """Do what is suggested. The reply comes when the cache has said what it did."""
+    """Pass a suggestion on to the cache. The reply follows when the cache has said what it did."""
     state, now = ctx.state, ctx.publisher.now
     plans = [_plan(action) for action in hints.actions]
     leases = [lease for plan in plans for lease in plan.leases]

@@ -113,8 +113,9 @@ class Texts:
     def encoded(
         self, ticket: int, prepared: Prepared | None, error: BaseException | None
     ) -> Iterator[tuple[int, Callable[[], Applied]]]:
-        """Long text was tokenized. For each task that waited for it: what it costs to append it, and
-        what does so and returns its end.
+        """Go on with the tasks that waited for a long text, which was tokenized.
+
+        Yields for each what appending costs, and the function that appends and returns the task's end.
         """
         situation, entries = self._encoding[ticket]
         result = _cannot_encode(error) if prepared is None else prepared
@@ -137,7 +138,7 @@ class Texts:
             return waiting.task, bare(failure)
 
     def cost(self, task: Task, branch: SessionBranch, op: Append) -> int:
-        """The cost of `put`, about."""
+        """About what `put` costs."""
         shared, writer = task.shared, self._writer
         assert shared is not None
         strict = task.frame.opened.template == "strict"
@@ -152,7 +153,7 @@ class Texts:
         return [each.task for _, entries in self._encoding.values() for each in entries]
 
     def _apply(self, waiting: _WaitingText, prepared: Prepared | RamifyError) -> Ok | Steps[Ok] | None:
-        """The reply, or None if what is appended has to be scored first."""
+        """Append, and return the reply; None if what is appended has to be scored first."""
         if isinstance(prepared, RamifyError):
             raise prepared
         op, encoded = waiting.task.op, prepared.encoded
@@ -188,7 +189,7 @@ class Texts:
 
 
 def _queue(op: Append) -> Queue:
-    """Whose turn it awaits."""
+    """The queue in which the text of `op` waits."""
     if not op.images:
         return "text"
     return "remote" if any(map(is_remote, op.images)) else "pictures"
@@ -234,7 +235,7 @@ class Prompts:
         return bool(self._under_way)
 
     def hold(self, task: Task) -> bool:
-        """Whether the task, which is about to begin, has to wait: `encoded` gives it back."""
+        """Hold back a task that is about to begin, if its prompt is long: `encoded` gives it back."""
         branch, frame = self._state.branches.get(task.branch or ""), task.frame
         if branch is None or not task.kind.generates:
             return False
@@ -253,7 +254,7 @@ class Prompts:
         return True
 
     def encoded(self, ticket: int, prompt: object, error: BaseException | None) -> list[Task] | None:
-        """It was rendered, or could not be: the tasks that waited. None: the ticket is another's."""
+        """Take the tasks that waited for a prompt, which is rendered or cannot be. None: no prompt."""
         rendering = self._under_way.pop(ticket, None)
         if rendering is None:
             return None
@@ -267,7 +268,7 @@ class Prompts:
         return rendering.tasks
 
     def give_up(self) -> list[Task]:
-        """The engine is broken: all tasks that wait."""
+        """Take all tasks that wait: the engine is broken."""
         tasks = [task for each in self._under_way.values() for task in each.tasks]
         self._under_way.clear()
         return tasks

@@ -34,7 +34,7 @@ class Trees:
         self.go_on(subscriber)
 
     def go_on(self, subscriber: Subscriber) -> None:
-        """Look at the next one, if the socket can take it."""
+        """Answer the next `tree`, if the socket can take it."""
         while subscriber.trees and subscriber.looking is None:
             if subscriber.throttled and not self._hurry:
                 return
@@ -60,13 +60,13 @@ class Trees:
         self._inspections.ask(chosen, show)
 
     def forget(self, subscriber: Subscriber) -> None:
-        """The socket is gone. What it asked is not answered, so it may ask again."""
+        """Forget what a socket asked that is gone. It gets no answer, so it may ask again."""
         reply_log = self._publisher.reply_log(subscriber.client, subscriber.write)
         while subscriber.trees:
             reply_log.drop(subscriber.trees.popleft().id)
 
     def close(self, error: RamifyError) -> Steps[None]:
-        """The session is over: all that is asked fails with `error`."""
+        """Fail all that is asked with `error`: the session is over."""
         for subscriber in list(self._publisher.subscribers.values()):
             if subscriber.looking is not None:
                 subscriber.trees.appendleft(subscriber.looking)
@@ -79,7 +79,7 @@ class Trees:
         self._publisher.reply(subscriber.client, op.id, message, None, write=subscriber.write)
 
     def hurry(self) -> None:
-        """The engine is broken: answer everything now, whoever reads."""
+        """Answer everything now, whether sockets read or not: the engine is broken."""
         self._hurry = True
         for subscriber in self._publisher.subscribers.values():
             self.go_on(subscriber)

@@ -90,7 +90,7 @@ class Endings:
     def _cut(
         self, generation: GenerationState, finished: Finished
     ) -> tuple[Reason, str | int | None, int]:
-        """Cut segment and handle to what counts: why it ended, at which stop, how many tokens count."""
+        """Cut segment and handle to what counts. Returns why it ended, the stop, how many tokens."""
         output = generation.before + finished.output
         if generation.stopping:
             stop = self._cut_at_stop(generation, output)
@@ -108,7 +108,7 @@ class Endings:
     def _speak(
         self, generation: GenerationState, reader: Reader, opened: Open, calls: list[JsonObject]
     ) -> None:
-        """The turn has ended: the template of the next one may have to be told what it says."""
+        """Note what an ended turn says, where the template of the next one has to be told."""
         segment = generation.segment
         if generation.op.keep_open:
             return
@@ -139,7 +139,7 @@ class Endings:
         return stopped.stop
 
     def _settle_stop_token(self, generation: GenerationState, token: int) -> None:
-        """Keep a stop token that ends the turn in the template; cut off any other."""
+        """Keep a stop token with which the template ends turns; cut off any other."""
         segment = generation.segment
         closes = generation.chat and not generation.op.keep_open
         end = self._writer.end_of_turn(token) if closes else None
@@ -156,7 +156,7 @@ class Endings:
 
 
 def reason_here(generation: GenerationState) -> EndedHere | None:
-    """How a generation ends whose engine is gone; None: it goes on."""
+    """Tell how a generation ends whose engine is gone; None: it goes on."""
     if generation.decided:
         return "stop"
     if generation.cancelled or generation.exhausted:
@@ -167,7 +167,7 @@ def reason_here(generation: GenerationState) -> EndedHere | None:
 
 
 def _told(generation: GenerationState, reader: Reader | None, *, parts: bool) -> dict[str, Any]:
-    """The texts of a `done`. `parts`: the client has content and reasoning apart."""
+    """Make the texts of a `done`. `parts`: the client wants content and reasoning apart."""
     segment = generation.segment
     if generation.op.hidden:
         return {}
@@ -184,7 +184,7 @@ def _mean(generation: GenerationState) -> float | None:
 
 
 def refusal(finished: Finished) -> RamifyError:
-    """The error that a failed request sends to its client."""
+    """Make the error that a failed request sends to its client."""
     match finished.error:
         case "overloaded":
             return Overloaded(finished.message, retry_ms=RETRY_MS)
@@ -199,7 +199,7 @@ def refusal(finished: Finished) -> RamifyError:
 
 
 def refused_constraint(message: NotCompiled) -> RamifyError:
-    """What a generation whose constraint cannot be had tells its client."""
+    """Make the error of a generation whose constraint cannot be had."""
     match message.code:
         case "bad_constraint":
             error: RamifyError = ConstraintError(message.message)
@@ -219,7 +219,7 @@ def ended_here(
     error: RamifyError | None = None,
     reason: EndedHere = "cancelled",
 ) -> Finished:
-    """The end of a generation that the scheduler does not have, or that it cannot end any more."""
+    """Make the end of a generation that the scheduler does not have, or cannot end any more."""
     segment = generation.segment
     return Finished(
         request=generation.request,

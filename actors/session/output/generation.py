@@ -73,7 +73,7 @@ class GenerationState:
 
     @property
     def decided(self) -> bool:
-        """Whether its output is complete: how it ended does not change any more."""
+        """Whether its output is complete, so that the way it ended is certain."""
         return self.stopping or self.stop_token is not None
 
     @property
@@ -83,7 +83,7 @@ class GenerationState:
 
     @property
     def counting(self) -> bool:
-        """Whether more of it changes with its tokens: counts that a `SavedRun` has."""
+        """Whether counts of a `SavedRun` change with each token, beside the output."""
         return bool(self.accepted or self.forced or self.logprob_count)
 
     @property
@@ -92,19 +92,19 @@ class GenerationState:
 
     @property
     def closing(self) -> int:
-        """What its end costs: its text is put together, and told."""
+        """The cost of its end: its text is put together, and told."""
         spoken = len(self.branch.segments) // SEGMENTS if self.segment.reading is not None else 0
         return CLOSE + len(self.segment.chunks) // CHUNKS + spoken
 
     def thinks_too_long(self) -> bool:
-        """Whether it is in a thought that has used up its tokens."""
+        """Whether it is inside a thought that has used up its tokens."""
         most, reading = self.op.thought_tokens, self.segment.reading
         if most is None or reading is None or len(self.segment.tokens) < most:
             return False
         return reading.reader.place.part == "thought"
 
     def pace(self) -> int:
-        """Most tokens of its next request: up to where a thought is to end, if one may be going on."""
+        """The most tokens of its next request: up to the bound of a thought that may be going on."""
         most, left = self.op.thought_tokens, self.remaining
         until = most - len(self.segment.tokens) if most is not None else 0
         self.paced = self.segment.reading is not None and 0 < until < left
@@ -122,7 +122,7 @@ class GenerationState:
             self.push([token], ())
 
     def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> bool:
-        """New tokens in order. True if a stop string was completed by them.
+        """Add new tokens, in order. Returns whether they completed a stop string.
 
         After a stop, tokens that were under way are ignored. A stop token ends the output here,
         when it is seen: its request's end may be told much later, and must not be waited for.
@@ -168,7 +168,7 @@ class GenerationState:
             del self.segment.logprobs[count:]
 
     def usage(self, finished: Finished, output: int) -> Usage:
-        """What it cost. Times run from the op's arrival; `cached` is what the first request found.
+        """Make the usage. Times run from the op's arrival; `cached` is what the first request found.
 
         Of an answer that an earlier server or replica began, the time to the first token is what it was
         there, and the queue is that of the last one.
@@ -192,7 +192,7 @@ class GenerationState:
         )
 
     def _hit(self, first: Finished, cached: int) -> Hit:
-        """Where cached tokens were before the branch's last input, or before this if there was none."""
+        """Tell where cached tokens were before the branch's last input, else before this op."""
         brought, self.branch.brought = self.branch.brought, (0, 0)
         disk = min(cached, first.disk + brought[1])
         host = min(cached - disk, first.host + brought[0])
@@ -215,7 +215,7 @@ class GenerationState:
         return self.first_token - self.arrived if self.first_token else None
 
     def move(self, now: float) -> None:
-        """Another engine goes on with it; the one before it tells no times any more."""
+        """Move to another engine: the one before tells no times any more."""
         self.began = now
         self._counted = self.accepted, self.forced
         if self.first_token:
@@ -253,7 +253,7 @@ class Seeds:
 
 
 def sampling_of(op: Generate, usual: GenerationDefaults, seed: int, *, scored: bool) -> SamplingParams:
-    """The op's parameters; what it leaves out is `usual`."""
+    """Make an op's sampling parameters. What it leaves out is as in `usual`."""
     repetition = op.repetition_penalty
     return SamplingParams(
         temperature=usual.temperature if op.temperature is None else op.temperature,
@@ -281,23 +281,23 @@ class WaitingGenerations:
         self.paused: dict[str, OrderedDict[int, Waits]] = {}  # by client
 
     def add(self, generation: GenerationState, task: Task, *, pausing: bool = True) -> None:
-        """Behind the others; where its client is away and it is `pausing`, until that is back."""
+        """Add a generation behind the others. If `pausing`, it waits for a client that is away."""
         away = self.paused.get(task.frame.client) if pausing else None
         (self.ready if away is None else away)[id(task)] = generation, task
 
     def put_first(self, entries: Iterable[Waits]) -> None:
-        """Before all that are ready."""
+        """Put entries before all that are ready."""
         first = OrderedDict((id(task), (generation, task)) for generation, task in entries)
         first.update(self.ready)
         self.ready = first
 
     def remove(self, task: Task) -> None:
-        """Its generation waits no more, if it did."""
+        """Take out the generation of a task, if it waits."""
         for queue in (self.ready, *self.paused.values()):
             queue.pop(id(task), None)
 
     def clear(self) -> list[Waits]:
-        """Take out all."""
+        """Take out all generations."""
         entries = list(self.ready.values())
         entries += [entry for away in self.paused.values() for entry in away.values()]
         self.ready.clear()
@@ -327,8 +327,9 @@ class Prefills:
         self._recalls: set[int] = set()  # requests that only load
 
     def recall(self, known: dict[SessionBranch, tuple[int, int]], now: float) -> None:
-        """Have the KV of the newest branches loaded that is in host memory or on the disk, before
-        anybody asks: in pages that are free, and steps that have nothing else. `known`: see `Inspected`.
+        """Load the KV of the newest branches from host memory and disk before a request needs it.
+
+        It takes free pages, and steps that have nothing else. `known`: see `Inspected`.
         """
         away = [branch for branch, (_, tier) in known.items() if tier and branch.prefill is None]
         for branch in away[-RECALLED:]:
@@ -365,7 +366,7 @@ class Prefills:
             branch.prefill = None
 
     def finished(self, finished: Finished) -> bool:
-        """A request ended. Whether it was one of these."""
+        """Note that a request ended. Returns whether it was one of these."""
         self._recalls.discard(finished.request)
         branch = self.branches.pop(finished.request, None)
         if branch is None:
@@ -377,7 +378,7 @@ class Prefills:
         return True
 
     def again(self, now: float) -> None:
-        """Another engine has the branches."""
+        """Compute ahead anew at another engine, which has the branches now."""
         branches = [branch for request, branch in self.branches.items() if branch.prefill == request]
         self.branches.clear()
         recalls, self._recalls = self._recalls, set()
@@ -387,6 +388,6 @@ class Prefills:
                 self.start(branch, now)
 
     def clear(self) -> None:
-        """The engine is broken."""
+        """Forget all requests: the engine is broken."""
         self.branches.clear()
         self._recalls.clear()

@@ -88,7 +88,7 @@ class Generations:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is submitted or waits to be."""
+        """Whether any generation is submitted or waits to be."""
         return bool(self._by_request or self.waiting.ready)
 
     @property
@@ -165,7 +165,7 @@ class Generations:
         self.submit_ready()
 
     def _resume(self, generation: GenerationState, task: Task, resumed: Resumed, now: float) -> bool:
-        """Go on where an earlier server was. True if it had come to its end, which is told now.
+        """Go on where an earlier server was. Returns whether it had come to its end, which is told now.
 
         Where the output would begin elsewhere (another template), it is made anew.
         """
@@ -182,7 +182,7 @@ class Generations:
         return True
 
     def _rule(self, held: Demand | None, task: Task, op: Generate) -> Rule | None:
-        """The client's constraint, which an output begins under, made once for all branches of `op`."""
+        """Find or make the rule of a client's constraint, once for all branches of `op`."""
         if held is None or op.constraint is None or held.by != "constraint":
             return None
         rules, key = task.frame.rules, (op.id, held)
@@ -263,14 +263,14 @@ class Generations:
         )
 
     def compiled(self, message: Compiled) -> None:
-        """The constraint of a request is ready."""
+        """Submit the request whose constraint is ready."""
         entry = self._by_request.get(message.request)
         if entry is not None:
             entry[0].compiling, entry[0].notes = False, message.notes
             self._tell_scheduler(entry[0], message.constraint)
 
     def not_compiled(self, message: NotCompiled, now: float) -> None:
-        """A request has no constraint to run under. Call `submit_ready` afterwards."""
+        """End or submit a request whose constraint cannot be had. Call `submit_ready` afterwards."""
         entry = self._by_request.pop(message.request, None)
         if entry is None:
             return
@@ -285,7 +285,7 @@ class Generations:
         self._close(generation, task, ended_here(generation, now, generation.refusal))
 
     def _take_from_grammar(self, generation: GenerationState) -> None:
-        """Its request does not wait for its constraint any more."""
+        """Tell the grammar actor that a request does not wait for its constraint any more."""
         if generation.compiling:
             generation.compiling = False
             del self._by_request[generation.request]
@@ -294,7 +294,7 @@ class Generations:
     # --- while it runs ---------------------------------------------------------------------
 
     def progress(self, item: Progress, now: float) -> SessionBranch | None:
-        """New tokens of a request: the branch that has grown, if the request still is."""
+        """Add new tokens of a request. Returns the branch that has grown; None: the request is gone."""
         entry = self._by_request.get(item.request)
         if entry is None:
             return None
@@ -331,7 +331,7 @@ class Generations:
         return True
 
     def expire(self, task: Task, now: float) -> None:
-        """The deadline of `task` has passed. End it here if the scheduler does not have it."""
+        """End a generation whose deadline has passed, if the scheduler does not have it."""
         generation = self._by_task.get(id(task))
         if generation is None:
             return
@@ -342,7 +342,7 @@ class Generations:
             self._close(generation, task, ended_here(generation, now, reason="deadline"))
 
     def pause(self, client: str) -> None:
-        """The client is gone and asked for a pause: its generations stop, and go on when it is back."""
+        """Stop the generations of a client that is gone and asked for a pause, until it is back."""
         self.waiting.pause(client)
         for generation, task in list(self._by_request.values()):
             if task.frame.client != client:
@@ -356,7 +356,7 @@ class Generations:
         self.waiting.withdraw(client)
 
     def unpause(self, client: str) -> None:
-        """The client is back."""
+        """Go on with the generations of a client that is back."""
         for generation, task in self._by_request.values():
             if task.frame.client == client:
                 generation.pausing = False
@@ -366,7 +366,7 @@ class Generations:
     # --- the end ---------------------------------------------------------------------------
 
     def fail(self, error: RamifyError, now: float) -> None:
-        """The engine is broken: every generation ends with `error`, wherever it stood."""
+        """End every generation with `error`, wherever it stands: the engine is broken."""
         entries = [*self._by_request.values(), *self.waiting.clear()]
         self._by_request.clear()
         self.prefills.clear()
@@ -375,7 +375,7 @@ class Generations:
             self._close(generation, task, ended_here(generation, now, None if decided else error))
 
     def change_core(self, now: float) -> None:
-        """Another engine has the branches as they are here: make the requests of the old one anew.
+        """Make the requests anew at another engine, which has the branches as they are here.
 
         What was only to be confirmed ends now. Call it when the cache has been told of the branches.
         """
@@ -399,12 +399,12 @@ class Generations:
         self.submit_ready()
 
     def closing(self, request: int) -> int:
-        """What the end of a request costs (see `Work`): its text is put together, and told."""
+        """The cost of a request's end (see `Work`): its text is put together, and told."""
         entry = self._by_request.get(request)
         return entry[0].closing if entry is not None else 0
 
     def finished(self, finished: Finished) -> None:
-        """A request ended. Call `submit_ready` after the last one of a message."""
+        """End a request. Call `submit_ready` after the last one of a message."""
         if finished.request in self.prefills.branches and self.prefills.finished(finished):
             return
         entry = self._by_request.pop(finished.request, None)
@@ -429,7 +429,7 @@ class Generations:
         self._close(generation, task, finished)
 
     def _wait(self, generation: GenerationState, task: Task) -> None:
-        """Its request has ended, and another one goes on with it: where it is paused, later.
+        """Put a generation back to wait: its request has ended, and another one goes on, perhaps later.
 
         Without `pausing` it was paused, and unpaused before the scheduler had stopped it.
         """

@@ -43,7 +43,7 @@ class Identity:
         return self._view_key
 
     def opens(self, key: str) -> bool:
-        """Whether `key` is the session's; if so it is known from now on."""
+        """Whether `key` is the session's. If so, it is remembered."""
         if not same_key(key, self.hashes[0]):
             return False
         if not self.key:
@@ -51,7 +51,7 @@ class Identity:
         return True
 
     def shows(self, key: str) -> bool:
-        """Whether `key` is the view key; if so it is known from now on."""
+        """Whether `key` is the view key. If so, it is remembered."""
         if not same_key(key, self.hashes[1]):
             return False
         self._view_key = key
@@ -81,16 +81,16 @@ class ReplyLog:
 
     @property
     def highest(self) -> int:
-        """As `state.op` shows it: 0 before the first op."""
+        """The highest op id, as `state.op` shows it; 0 before the first op."""
         return max(self.last, 0)
 
     @property
     def due(self) -> dict[int, int]:
-        """Op id -> terminal replies still to come."""
+        """By op id, how many terminal replies are still to come."""
         return self._pending
 
     def restore(self, last: int, due: dict[int, int], replies: dict[int, list[ServerMessage]]) -> None:
-        """As it was when another server kept it."""
+        """Restore what another server has kept."""
         self.last, self._pending = last, dict(due)
         for ident in sorted(replies):
             self.replies[ident] = replies[ident]
@@ -115,7 +115,7 @@ class ReplyLog:
             last = ident
 
     def seen(self, ident: int) -> list[ServerMessage] | None:
-        """None for a new id. Else its replies so far: none while it waits or runs.
+        """Return the replies so far to an op that was seen: none while it waits or runs. None: a new id.
 
         Raises BadRequest if it was answered too long ago.
         """
@@ -132,7 +132,7 @@ class ReplyLog:
         )
 
     def begin(self, ident: int, replies: int) -> None:
-        """A new op that will get `replies` terminal replies."""
+        """Note a new op, which will get `replies` terminal replies."""
         self.last = ident
         self._pending[ident] = replies
 
@@ -143,7 +143,7 @@ class ReplyLog:
     def record(
         self, ident: int, message: ServerMessage, *, keep: bool = True, saved: bool = True
     ) -> None:
-        """A terminal reply is sent. `keep`: to be sent again; `saved`: also by a later server."""
+        """Note a terminal reply. `keep`: it can be sent again; `saved`: by a later server, too."""
         if keep:
             self.replies.setdefault(ident, []).append(message)
             self._hold(reply_bytes(message))
@@ -164,11 +164,11 @@ class ReplyLog:
                 self.changed.add(old)
 
     def drop(self, ident: int) -> None:
-        """The op will not be answered. The client may send it again."""
+        """Forget an op that will not be answered. The client may send it again."""
         self._pending.pop(ident, None)
 
     def forget(self) -> None:
-        """The client is not remembered any more."""
+        """Forget the client."""
         self._meter.add(-self.held)
 
     def _hold(self, count: int) -> None:
@@ -206,22 +206,22 @@ class Declared(Held):
 
     @property
     def names(self) -> list[str]:
-        """As `state` shows them."""
+        """The names of the tools, as `state` shows them."""
         return [tool.get("function", tool)["name"] for tool in self.tools]
 
     def same(self, other: "Declared") -> bool:
-        """Whether both are the same tools, to the letter."""
+        """Whether both are the same tools, byte by byte."""
         return self._text == other._text
 
     def into(self, opened: Open) -> Open:
-        """`opened`, with these tools."""
+        """Make a copy of `opened` with these tools."""
         opened = copy.copy(opened)  # `replace` would check the tools again
         msgspec.structs.force_setattr(opened, "tools", self.tools or None)
         return opened
 
 
 def in_force(opened: Open, own: Declared | None, last: Declared | None, meter: Meter) -> Declared:
-    """The tools of a client that opens a session.
+    """Choose the tools of a client that opens a session.
 
     One that resumes and names none keeps its `own`; where it is not known, it takes those of the client
     that opened the session `last`. An empty list drops them.

@@ -42,14 +42,14 @@ _KINDS: dict[str, type[RamifyError]] = {
 
 
 def error_of(saved: SavedError) -> RamifyError:
-    """The error that was saved; `internal` where this version does not know its code."""
+    """Make the error that was saved; `internal` where this version does not know its code."""
     error = _KINDS.get(saved.code, RamifyError)(saved.message)
     error.details, error.retry_ms = saved.details, saved.retry_ms
     return error
 
 
 def bare(error: RamifyError) -> RamifyError:
-    """`error` without its traceback, so that it can be kept.
+    """Make a copy of `error` without its traceback, so that it can be kept.
 
     The frames of a traceback hold what was worked on, often the error itself. They would count against
     the session until Python's garbage collector runs.
@@ -59,7 +59,7 @@ def bare(error: RamifyError) -> RamifyError:
 
 
 def error_message(error: RamifyError, *, ident: int | None = None, branch: str | None = None) -> Error:
-    """`error` as the reply to op `ident`."""
+    """Make the reply to op `ident` of an error."""
     return Error(
         code=error.code,
         message=error.message,
@@ -71,7 +71,7 @@ def error_message(error: RamifyError, *, ident: int | None = None, branch: str |
 
 
 def refusals(error: RamifyError, ops: list[ClientMessage]) -> list[Error]:
-    """A frame is refused as a whole: the faulty op gets the error, the others `skipped`."""
+    """Make the replies to a refused frame: the faulty op gets the error, the others `skipped`."""
     faulty = (error.details or {}).get("id")
     idents = [op.id for op in ops if isinstance(op, Op)]
     skipped = Skipped(f"the frame was refused because of op {faulty}")
@@ -104,7 +104,7 @@ class Publisher:
         write: bool = True,
         children: Sequence[SessionBranch] = (),
     ) -> None:
-        """A terminal reply. `again`: what to keep for a repeated request instead; `keep`: or nothing.
+        """Send a terminal reply. `again`: what is kept for a repeated request; not `keep`: nothing is.
 
         `write`: False where a viewer asked. `children`: the branches that the op made.
         """
@@ -154,30 +154,30 @@ class Publisher:
                 subscriber.flush(branch)
 
     def flush(self, branches: Iterable[SessionBranch]) -> None:
-        """Send what these have released to each socket that may have it now."""
+        """Send what the branches have released to each socket that may have it now."""
         for subscriber in self.subscribers.values():
             self.stream(subscriber, branches)
 
     def stream(self, subscriber: Subscriber, branches: Iterable[SessionBranch]) -> None:
-        """Send what these have released to one of them, now or at its next tick."""
+        """Send what the branches have released to one socket, now or at its next tick."""
         later = subscriber.stream(branches, self.now)
         if later is not None:
             self._state.out.wake(later)
 
     def tick(self) -> None:
-        """Time has passed: send what waited for `tick_ms`."""
+        """Send what waited for `tick_ms`."""
         for subscriber in self.subscribers.values():
             later = subscriber.tick(self._state.branches.values(), self.now)
             if later is not None:
                 self._state.out.wake(later)
 
     def begin(self, branch: SessionBranch) -> None:
-        """A new branch: sockets know its text so far."""
+        """Note a new branch, whose text so far sockets know."""
         for subscriber in self.subscribers.values():
             subscriber.begin(branch, branch.position)
 
     def cut(self, branch: SessionBranch, to: int) -> None:
-        """The branch was moved back to `to`."""
+        """Note that the branch was moved back to `to`."""
         for subscriber in self.subscribers.values():
             subscriber.cut(branch, to)
 
@@ -187,27 +187,27 @@ class Publisher:
             subscriber.settle(branch)
 
     def place(self, branch: SessionBranch) -> None:
-        """The branch was moved to where another one is, whose text sockets know."""
+        """Note that the branch was moved to where another one is, whose text sockets know."""
         for subscriber in self.subscribers.values():
             subscriber.place(branch)
 
     def rewrite(self, branch: SessionBranch, to: int) -> None:
-        """The text of the branch from `to` on has changed: send it again."""
+        """Send the text of the branch from `to` on again: it has changed."""
         for subscriber in self.subscribers.values():
             subscriber.rewrite(branch, to)
 
     def rename(self, branch: SessionBranch, name: str) -> None:
-        """The branch is about to get another name."""
+        """Note that the branch is about to get another name."""
         for subscriber in self.subscribers.values():
             subscriber.rename(branch, name)
 
     def drop(self, branch: SessionBranch) -> None:
-        """The branch is about to go."""
+        """Note that the branch is about to go."""
         for subscriber in self.subscribers.values():
             subscriber.drop(branch)
 
     def declare(self, opened: Open, write: bool) -> Declared:
-        """The tools in force for a client that opens the session. A viewer's are of no use."""
+        """Find the tools in force for a client that opens the session. A viewer's are of no use."""
         if not write:
             return Declared(None, self._state.meter)
         reply_log = self.reply_log(opened.who)
@@ -217,7 +217,7 @@ class Publisher:
         return declared
 
     def _bound_tools(self) -> None:
-        """Forget the tools of clients that are gone where all are too long, the first client's first."""
+        """Forget tools of clients that are gone, the oldest first, while all together are too long."""
         attached = {a.client for a in self.subscribers.values() if a.write}
         kept = {id(log.declared): log.declared.size for log in self.reply_logs.values() if log.declared}
         for client, log in self.reply_logs.items():
@@ -228,7 +228,7 @@ class Publisher:
                 log.declared = None
 
     def reply_log(self, client: str, write: bool = True) -> ReplyLog:
-        """The ids of `client`. Forgets clients that are gone when there are too many.
+        """Find or make the ids of `client`. Forgets clients that are gone when there are too many.
 
         A viewer displaces only viewers, never a client that has the session's key.
         """

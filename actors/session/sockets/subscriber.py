@@ -25,8 +25,10 @@ FULL, OVERHEAD = 256 << 10, 200  # bytes of a frame that a socket catches up wit
 
 
 class BranchProgress(NamedTuple):
-    """Of one branch, as far as known. `sent`: up to which position; `truncate`: where the next delta
-    cuts off what was sent; `credit`: up to which position it may go.
+    """How far a socket is on one branch.
+
+    `sent`: the position up to which it was sent; `truncate`: where the next delta cuts off what was
+    sent; `credit`: the position up to which it may be sent.
     """
 
     sent: int | None
@@ -81,7 +83,7 @@ class Subscriber:
 
     @property
     def progress(self) -> dict[str, BranchProgress]:
-        """Of each branch that it was told of, or has given credit for."""
+        """The progress of each branch that it was told of, or has given credit for."""
         tables = (self._cursors, self._truncate, self._credit)
         return {
             name: BranchProgress(*(table.get(name) for table in tables))
@@ -115,7 +117,7 @@ class Subscriber:
             self._truncate[branch.name] = 0
 
     def cut(self, branch: SessionBranch, to: int) -> None:
-        """The branch was moved back to `to`. What is held comes before what is generated next."""
+        """Note that the branch was moved back to `to`. What is held comes before what is new."""
         if self._cursors.get(branch.name, 0) > to:
             self._cursors[branch.name] = to
         held = self._held.get(branch.name)
@@ -125,20 +127,20 @@ class Subscriber:
             )
 
     def place(self, branch: SessionBranch) -> None:
-        """`branch` has moved to where another branch was. Both were settled before."""
+        """Note that `branch` has moved to where another one was. Both were settled before."""
         self.begin(branch, branch.position)
         truncate = self._truncate.pop(branch.name, None)
         if truncate is not None:
             self.out.append(Delta(branch=branch.name, position=truncate, text="", truncate=truncate))
 
     def rewrite(self, branch: SessionBranch, to: int) -> None:
-        """The text from `to` on has changed. If the socket has seen more, the next delta says so."""
+        """Note that the text from `to` on has changed. The next delta says so, if it was seen."""
         if self._cursors.get(branch.name, 0) > to:
             self._truncate[branch.name] = min(to, self._truncate.get(branch.name, to))
         self.cut(branch, to)
 
     def rename(self, branch: SessionBranch, new: str) -> None:
-        """`branch` is about to be called `new`."""
+        """Note that `branch` is about to be called `new`."""
         self.settle(branch)
         old = branch.name
         for table in (self._cursors, self._truncate, self._credit):
@@ -149,7 +151,7 @@ class Subscriber:
 
     @property
     def late(self) -> list[str]:
-        """The branches of which it is behind: see `catch_up`."""
+        """The branches on which the socket is behind: see `catch_up`."""
         return list(self._late)
 
     @property
@@ -165,11 +167,11 @@ class Subscriber:
     def fall_behind(
         self, branch: SessionBranch, replies: dict[int, list[ServerMessage]] | None = None
     ) -> None:
-        """`catch_up` is to be called for the branch, with these replies in between (see `replay`)."""
+        """Have `catch_up` send the branch later, with these replies in between (see `replay`)."""
         self._late.setdefault(branch.name, replies)
 
     def catch_up(self, branch: SessionBranch) -> None:
-        """Send what the branch has more. Happens by itself before anything else is said of it."""
+        """Send what the socket lacks of a branch. This precedes by itself other news of the branch."""
         replies = self._late.pop(branch.name, None)
         if replies is not None:
             self.replay(branch, replies)
@@ -177,11 +179,11 @@ class Subscriber:
             self.flush(branch)
 
     def forget_late(self, name: str) -> None:
-        """There is no such branch any more."""
+        """Forget a branch that is gone."""
         self._late.pop(name, None)
 
     def drop(self, branch: SessionBranch) -> None:
-        """`branch` is about to go; its name may come back for another one."""
+        """Forget a branch that is about to go. Its name may come back for another one."""
         self.settle(branch)
         for table in (self._cursors, self._truncate, self._credit):
             table.pop(branch.name, None)
@@ -212,7 +214,7 @@ class Subscriber:
         self._credit[name] = upto
 
     def give_up(self) -> None:
-        """The session is over: replies that wait for deltas go without them."""
+        """Send the replies that wait for deltas without them: the session is over."""
         for held in self._held.values():
             self.out += [message for _, message, _ in held]
         self._held.clear()
@@ -231,7 +233,7 @@ class Subscriber:
         message: ServerMessage,
         children: Sequence[SessionBranch] = (),
     ) -> None:
-        """`message`, which tells of `children`, follows the deltas of `branch` up to `upto`."""
+        """Have `message`, which tells of `children`, follow the deltas of `branch` up to `upto`."""
         self._held.setdefault(branch.name, deque()).append((upto, message, children))
         for child in children:
             self._untold[child.name] = branch
@@ -245,7 +247,7 @@ class Subscriber:
     # --- sending -----------------------------------------------------------------------------
 
     def stream(self, branches: Iterable[SessionBranch], now: float) -> float | None:
-        """Send what is due of these. If `tick_ms` holds it back, returns when to call `tick`."""
+        """Send what is due of the branches. If `tick_ms` holds it back, returns when to call `tick`."""
         tick = self.opened.tick_ms
         if tick and now != self._ticked:
             if now < self.next_tick:
@@ -260,7 +262,7 @@ class Subscriber:
         return None
 
     def tick(self, branches: Iterable[SessionBranch], now: float) -> float | None:
-        """Time has passed: send what waited for `tick_ms`, of all branches. Returns as `stream` does.
+        """Send what waited for `tick_ms`, of all branches. Returns as `stream` does.
 
         The next pause begins with what is sent here, so deltas come at equal intervals.
         """
@@ -323,7 +325,7 @@ class Subscriber:
             self.out.append(message)
 
     def _catches_up(self, branch: SessionBranch) -> bool:
-        """Send what is due of `branch`: whether that is all that it has released."""
+        """Send what is due of `branch`. Returns whether that is all that it has released."""
         name = branch.label.name
         if not (self._late or self._held or self._untold):  # as nearly always
             return self._advance(branch, name, UNLIMITED) or not self._behind(branch)
@@ -331,7 +333,7 @@ class Subscriber:
         return not (name in self._held or name in self._untold or self._behind(branch))
 
     def replay(self, branch: SessionBranch, replies: dict[int, list[ServerMessage]]) -> None:
-        """After `resume`: what was missed, the replies of this client's generations in between."""
+        """Send what was missed, after `resume`, with replies of this client's generations in between."""
         start = self._cursors[branch.name]
         for segment in list(branch.outputs_from(start)):
             if not segment.ended:
@@ -408,7 +410,7 @@ class Subscriber:
 def _done(
     segment: OutputSegment, branch: SessionBranch, replies: dict[int, list[ServerMessage]]
 ) -> ServerMessage | None:
-    """The kept reply of the generation that made this segment, if it is still kept."""
+    """Find the kept reply of the generation that made this segment, if there still is one."""
     stored: Iterable[ServerMessage] = replies.get(segment.op, ()) if segment.op is not None else ()
     for message in stored:
         if getattr(message, "branch", None) == branch.name:

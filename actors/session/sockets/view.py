@@ -32,8 +32,8 @@ class Inspections:
         self._waiting: dict[int, tuple[Inspect, Then]] = {}
 
     def ask(self, branches: list[SessionBranch], then: Then, **what: Unpack[Suggested]) -> None:
-        """`then` gets the resident tokens of each branch (UNKNOWN if nobody can tell), what its leases
-        keep, and the tiers: see `Inspected`.
+        """Ask about branches. `then` gets the resident tokens of each (UNKNOWN: the cache is gone), what
+        its leases keep, and the tiers: see `Inspected`.
         """
         ident = self._state.next_id()
         handles = [branch.handle for branch in branches]
@@ -42,19 +42,19 @@ class Inspections:
         self._state.out.cache.append(question)
 
     def answered(self, message: Inspected) -> None:
-        """The cache's answer."""
+        """Pass on an answer of the cache."""
         waiting = self._waiting.pop(message.id, None)
         if waiting is not None:
             waiting[1](message.resident, message.tiers or [0] * len(waiting[0].branches))
 
     def give_up(self) -> None:
-        """The cache is gone: answer all with UNKNOWN."""
+        """Answer all with UNKNOWN: the cache is gone."""
         while self._waiting:  # those who are answered may ask
             question, then = self._waiting.pop(next(iter(self._waiting)))
             then([UNKNOWN] * len(question.branches), [0] * len(question.branches))
 
     def ask_again(self) -> None:
-        """Another cache has the branches now."""
+        """Ask again: another cache has the branches now."""
         self._state.out.cache += [question for question, _ in self._waiting.values()]
 
 
@@ -94,11 +94,11 @@ class View:
         ttl_s: float,
         tools: list[str],
     ) -> StateReply:
-        """The answer to `open`. `resident`: tokens with KV, and the tier of what follows them; branches
-        that it does not name are not known to be warm.
+        """Make the answer to `open`. `tools`: the names of those in force.
 
-        `lengths` are of the time when the cache was asked: a generation may have ended since. `tools`:
-        the names of those in force.
+        `resident`: by branch, its tokens with KV and the tier of those that follow; of other branches
+        that is not known. `lengths` are of the time when the cache was asked: a generation may have
+        ended since.
         """
         state, identity = self._state, self._identity
         known = [(branch, *resident.get(branch, (UNKNOWN, 0))) for branch in state.branches.values()]
@@ -132,7 +132,7 @@ class View:
         resident: list[int],
         tiers: list[int],
     ) -> StateReply:
-        """The answer to `tree`, as far as it goes: about `limits.tree_bytes`, and one turn at least.
+        """Make the answer to `tree`: about `limits.tree_bytes` of it, and one turn at least.
 
         A fork's turns begin where its parent's end, unless the op asks for one branch alone.
         """
@@ -168,7 +168,7 @@ class View:
         )
 
     def _first(self, branch: SessionBranch) -> int:
-        """The first segment that the branch's parent does not show."""
+        """The index of the first segment that the branch's parent does not show."""
         parent = self._state.branches.get(branch.parent or "")
         return branch.shared_with(parent) if parent is not None else 0
 
@@ -188,7 +188,7 @@ class _Page:
         return self.size > self._most
 
     def take(self, branch: SessionBranch, first: int, op: Tree) -> list[SegmentState]:
-        """The turns of `branch` from segment `first` on, as many as fit.
+        """Take the turns of `branch` from segment `first` on, as many as fit.
 
         One without tokens is left out: a position could not tell whether a fork shares it.
         """
@@ -216,7 +216,7 @@ def branch_state(
     turns_from: int | None = None,
     usage: Usage | None = None,
 ) -> BranchState:
-    """As `state` messages show it. `resident`: tokens with KV (-1: not known). `tier`: of more."""
+    """Show a branch as `state` does. `resident`: tokens with KV (-1: not known). `tier`: of more."""
     running = branch.running
     return BranchState(
         branch=branch.name,
@@ -238,7 +238,7 @@ def branch_state(
 
 
 def segment_state(segment: Segment, text: bool, tokens: bool) -> SegmentState:
-    """A segment as `tree` shows it: of one that is being written, what is released."""
+    """Make what `tree` shows of a segment: of one that is being written, what is released."""
     messages = segment.messages if text and not isinstance(segment, OutputSegment) else ()
     output = isinstance(segment, OutputSegment)
     end = segment.released if isinstance(segment, OutputSegment) and not segment.ended else segment.end

@@ -92,16 +92,16 @@ class OpRunner:
 
     @property
     def busy(self) -> bool:
-        """Whether something runs that keeps a session without sockets alive."""
+        """Whether an op runs that keeps a session without sockets alive."""
         return self.generations.busy or self.selects.busy or bool(self.context.prompts)
 
     def pause(self, client: str) -> None:
-        """The client is gone: its generations and selections wait until it is back."""
+        """Pause the generations and selections of a client that is gone, until it is back."""
         self.generations.pause(client)
         self.selects.pause(client)
 
     def unpause(self, client: str) -> None:
-        """The client is back."""
+        """Go on with what was paused of a client: it is back."""
         self.generations.unpause(client)
         self.selects.unpause(client)
 
@@ -130,7 +130,7 @@ class OpRunner:
             self._hold(bill.size)
 
     def _finish(self, task: Task) -> list[Task]:
-        """The task is done; returns those that may start now."""
+        """Take a finished task out of its queues. Returns the tasks that may start now."""
         bill = task.bill
         if bill is not None:
             bill.left -= 1
@@ -154,11 +154,11 @@ class OpRunner:
             self._ready.extend(tasks)
 
     def more(self) -> Steps[None]:
-        """The next work to do."""
+        """Take the next work to do."""
         return self.steps() if self._ready else self._judge()
 
     def steps(self) -> Steps[None]:
-        """Run what is ready, then what this frees. Each op says first what it costs."""
+        """Run the tasks that are ready, then those that these free. Each op says first what it costs."""
         ready = self._ready
         while ready:
             task = ready.popleft()
@@ -197,7 +197,7 @@ class OpRunner:
         return cost + handler.cost(self.context, task.op, task)
 
     def _needs_prompt(self, task: Task) -> bool:
-        """Whether it is not begun yet, because a long prompt of it is being rendered."""
+        """Whether the task has to wait for a long prompt that is being rendered."""
         skipped = not task.frame.failed.keys().isdisjoint(task.touched)
         return self._broken is None and not skipped and self.context.prompts.hold(task)
 
@@ -209,7 +209,7 @@ class OpRunner:
         return HANDLERS[type(task.op)].run(self.context, task.op, task)
 
     def _check_earlier(self, task: Task) -> None:
-        """Raises what becomes of the task where an op before it in its frame failed on its branches."""
+        """Raises the error of a task on whose branches an earlier op of its frame has failed."""
         failed = [n for n in task.touched if n in task.frame.failed and n not in task.spared]
         if not failed:
             return
@@ -234,7 +234,7 @@ class OpRunner:
     # --- what ends later -------------------------------------------------------------------------
 
     def encoded(self, ticket: int, prepared: Made | None, failure: BaseException | None) -> Steps[None]:
-        """Long text was tokenized (or could not be), for all branches that the op waits on."""
+        """Go on with an op whose long text was tokenized, or could not be, on all its branches."""
         held = self.context.prompts.encoded(ticket, prepared, failure)
         if held is not None:
             self.start(held)
@@ -260,7 +260,7 @@ class OpRunner:
     def end(
         self, task: Task, end: Ok | Done | RamifyError, *, again: ServerMessage | None = None
     ) -> None:
-        """A task that was running has its reply, or could not be done. `again`: see `_complete`."""
+        """End a running task with its reply or error. `again`: see `_complete`."""
         if isinstance(end, RamifyError):
             self._fail(task, end)
             self.start(self._finish(task))
@@ -285,13 +285,13 @@ class OpRunner:
     # --- ahead of their turn ---------------------------------------------------------------------
 
     def cancel(self, client: str, ids: Set[int]) -> Steps[list[Task]]:
-        """Those ops of the client. Returns the tasks that this ended or will end."""
+        """Cancel ops of a client. Returns the tasks that this ended or will end."""
         return self._cancel(
             [task for task in self._queues.on() if task.frame.client == client and task.op.id in ids]
         )
 
     def cancel_generations(self, branches: Set[str] | None) -> Steps[list[Task]]:
-        """Those that run or wait on the branches, None: on all. See `cancel`."""
+        """Cancel the generations that run or wait on the branches (None: on all). See `cancel`."""
         tasks = [
             task
             for task in self._queues.on(branches)
@@ -311,9 +311,9 @@ class OpRunner:
             pass
 
     def cancel_subtree(self, branches: Set[str] | None) -> Steps[list[Task]]:
-        """All ops that wait or run on these branches or their descendants, None: on all.
+        """Cancel all ops that wait or run on these branches or their descendants (None: on all).
 
-        But `drop`s, which clean up. What else waits for an op that is cancelled is skipped.
+        `drop`s run, as they clean up. Other ops that wait for a cancelled one are skipped.
         """
         known = self._state.branches
         roots = [known[name] for name in branches or () if name in known]
@@ -399,12 +399,12 @@ class OpRunner:
         self.start(freed)
 
     def change_core(self, now: float) -> None:
-        """Another engine has the branches now: what runs goes on there."""
+        """Go on with what runs at another engine, which has the branches now."""
         self.selects.change_core()  # first: a generation that ends now may begin another one
         self.generations.change_core(now)
 
     def refuse(self, error: RamifyError) -> None:
-        """The engine is broken: every task that would run now fails with `error`."""
+        """Have every task that would run from now on fail with `error`: the engine is broken."""
         self._broken = error
 
     def fail(self, error: RamifyError) -> None:
@@ -418,7 +418,7 @@ class OpRunner:
     # --- terminal replies ------------------------------------------------------------------------
 
     def _complete(self, task: Task, reply: Ok | Done, *, again: ServerMessage | None = None) -> None:
-        """`again`: what is sent instead of `reply` if it has to be sent once more."""
+        """Send the reply to a task. `again`: what is sent instead if it has to be sent once more."""
         branches = self._state.branches
         branch = branches.get(reply.branch or "")
         children = [branches[name] for name in task.children] if task.children else ()

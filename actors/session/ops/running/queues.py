@@ -59,7 +59,7 @@ class OpQueues(Generic[T]):
         return len(self._tasks)
 
     def __contains__(self, task: T) -> bool:
-        """Whether it waits or runs."""
+        """Whether a task waits or runs."""
         return self._tasks.get(id(task)) is task
 
     def add(self, task: T) -> None:
@@ -74,11 +74,11 @@ class OpQueues(Generic[T]):
         self._held[ident] = held
 
     def may_start(self, task: T) -> bool:
-        """Whether it waits and is first everywhere."""
+        """Whether a task waits and is first in all its queues."""
         return self._held.get(id(task)) == 0
 
     def start(self, task: T) -> bool:
-        """Mark `task` as running if it waits and is first everywhere."""
+        """Mark a task as running if it waits and is first in all its queues. Returns whether it does."""
         if not self.may_start(task):
             return False
         ident = id(task)
@@ -87,7 +87,7 @@ class OpQueues(Generic[T]):
         return True
 
     def finish(self, task: T) -> list[T]:
-        """The task is done, or is taken out of the queue; returns tasks that may start now."""
+        """Take a task out of its queues: it is done or dropped. Returns tasks that may start now."""
         ident = id(task)
         self._started.discard(ident)
         self._held.pop(ident, None)
@@ -110,11 +110,11 @@ class OpQueues(Generic[T]):
         return id(task) in self._started
 
     def behind(self, name: str) -> int:
-        """How many tasks are queued on the branch, the running one included."""
+        """How many tasks are queued on a branch, the running one included."""
         return len(self._queues.get(name, ()))
 
     def first(self, name: str) -> T | None:
-        """The task that is first in the queue of a branch."""
+        """The first task in the queue of a branch."""
         queue = self._queues.get(name)
         return next(iter(queue.values())) if queue else None
 
@@ -123,7 +123,7 @@ class OpQueues(Generic[T]):
         return list(takewhile(lambda other: other is not task, self._queues[name].values()))
 
     def on(self, names: Iterable[str] | None = None) -> list[T]:
-        """Tasks that touch the branches (None: any), each once, in queue order."""
+        """The tasks that touch these branches (None: any), each once, in queue order."""
         if names is None:
             return list(self._tasks.values())
         seen: dict[int, T] = {}
@@ -133,7 +133,7 @@ class OpQueues(Generic[T]):
 
 
 class Deadlines:
-    """Of generations that wait or run, from their arrival on. `len`: with some that have ended."""
+    """The deadlines of generations that wait or run. `len` counts some that have ended, too."""
 
     def __init__(self, queues: OpQueues[Task]) -> None:
         self._queues = queues
@@ -161,7 +161,7 @@ class Deadlines:
 
     @property
     def next(self) -> float | None:
-        """The first one that is left."""
+        """The first deadline that is left."""
         return self.heap[0][0] if self.heap else None
 
 
@@ -180,7 +180,7 @@ class Races:
         self._scored: Counter[str] = Counter()  # by how many prunes
 
     def __bool__(self) -> bool:
-        """Whether one waits that is to hear of each task that ends."""
+        """Whether a prune waits that has to hear of each task that ends."""
         return bool(self._running)
 
     def scored(self, branch: str) -> bool:
@@ -188,7 +188,7 @@ class Races:
         return branch in self._scored
 
     def add(self, task: Task, now: float) -> None:
-        """A task was queued."""
+        """Note a task that was queued."""
         if task.scored:
             self._scored.update(task.scored)
         if task.race is not None:
@@ -196,7 +196,7 @@ class Races:
             self._tell(task.touched, now)
 
     def finished(self, task: Task, now: float) -> None:
-        """A task has left its queues."""
+        """Note a task that has left its queues."""
         for name in task.scored:
             self._scored[name] -= 1
             if not self._scored[name]:
@@ -214,7 +214,7 @@ class Races:
                 self.due[id(task)] = task
 
     def losing(self) -> Iterator[tuple[set[str], list[Task]]]:
-        """Of each prune that was just decided: the losing branches, and tasks that run there."""
+        """Find the losing branches of each prune that was just decided, and the tasks that run there."""
         while self.due:
             _, task = self.due.popitem()
             if task.race is not None and task.race.decide(task.frame.failed):
@@ -224,7 +224,7 @@ class Races:
 
 
 def _whole(branch: SessionBranch | None) -> bool:
-    """Whether its last generation came to its own end."""
+    """Whether the branch's last generation came to its own end."""
     return branch is not None and branch.answer() is not None and branch.reason not in _CUT_SHORT
 
 
@@ -302,7 +302,7 @@ class FrameRunner:
         self._hands = hands
 
     def run(self, subscriber: Subscriber, frame: Frame) -> Steps[None]:
-        """The whole frame is checked before any op of it runs."""
+        """Run a frame, all of which is checked before any op of it runs."""
         ops = frame.ops
         if not ops:
             return

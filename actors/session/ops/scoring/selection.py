@@ -36,7 +36,7 @@ class Path(NamedTuple):
     nodes: "array[int]"
 
     def below(self, depth: int) -> "Path":
-        """This path without the targets behind fewer than `depth` tokens."""
+        """Make this path without the targets behind fewer than `depth` tokens."""
         first = sum(each < depth for each in self.depths)
         return Path(self.tokens, self.depths[first:], self.targets[first:], self.nodes[first:])
 
@@ -80,8 +80,9 @@ class ChoiceTree:
         return len(self._tokens)
 
     def _paths(self) -> list[Path]:
-        """The tallest child continues a path. So no path waits for more than log2(nodes) others to have
-        computed the tokens that they share.
+        """Divide the tree into paths, each of which goes on with the tallest child.
+
+        So no path waits for more than log2(nodes) others that compute tokens which it shares.
         """
         height = self._heights()
         paths: list[Path] = []
@@ -108,7 +109,7 @@ class ChoiceTree:
         return paths
 
     def _heights(self) -> "array[int]":
-        """Of each node, how many nodes there are below it on its longest way down."""
+        """The height of each node: how many nodes are below it on the longest way down."""
         height = array("i", bytes(4 * len(self._tokens)))
         for parent in reversed(range(len(self._tokens))):  # a child has a higher number
             below = self._children.get(parent, ())
@@ -129,7 +130,7 @@ def choose(
     logprobs: Sequence[float],
     unconditional: Sequence[float] = (),
 ) -> tuple[int, list[float]]:
-    """The best choice, the first among equals, and the score of each: SGLang's (arXiv 2312.07104).
+    """Find the best choice, the first among equals, and score each, as SGLang does (arXiv 2312.07104).
 
     `logprobs`: of each node; `unconditional`: the same without what the choices stand behind. A score is
     the mean log-probability of a choice's tokens; for "unconditional_likelihood_normalized", of what
@@ -167,12 +168,12 @@ class Scoring(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens of its branch."""
+        """How many tokens its branch has."""
         return self.base + len(self.path.tokens)
 
     @property
     def places(self) -> "array[int]":
-        """Positions whose logits are wanted: behind `depth` tokens of the path."""
+        """The positions whose logits are wanted: behind `depth` tokens of the path."""
         return array("i", [self.base - 1 + depth for depth in self.path.depths])
 
 
@@ -198,17 +199,17 @@ class Measured(ABC):
     pending: dict[int, Scoring] = field(default_factory=dict)  # by request
 
     def take(self, most: int) -> list[Scoring]:
-        """The next paths to submit, at most `most` of them."""
+        """Take the next paths to submit, at most `most`."""
         return [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
 
     def again(self) -> None:
-        """What is pending is to be submitted anew, before the rest."""
+        """Have what is pending submitted anew, before the rest."""
         self.waiting.extendleft(reversed(self.pending.values()))
         self.pending.clear()
 
     @abstractmethod
     def scored(self, scoring: Scoring, finished: Finished) -> None:
-        """One of its requests is done."""
+        """Take the scores of a request that is done."""
 
 
 class Input(Measured):
@@ -244,7 +245,7 @@ class Input(Measured):
         scoring.into.extend(unpack_floats(finished.scores))
 
     def entries(self) -> list[JsonObject]:
-        """As in the reply: each token, its log-probability, and the likely tokens with theirs."""
+        """Make the reply's entries: each token with its log-probability, and the likely tokens."""
         width, scores = 1 + 2 * self.tops, self._scores.tolist()
         first = len(self._tokens) - len(scores) // width
         found: list[JsonObject] = [{"token": token, "logprob": None} for token in self._tokens[:first]]
@@ -277,7 +278,7 @@ class Selection(Measured):
         self._parts: list[Finished] = []
 
     def tokenized(self, choices: Choices, start: int) -> int:
-        """The choices' tokens are known; `start` tokens begin every text.
+        """Note the choices' tokens. `start`: how many tokens begin every text.
 
         Returns what the scoring takes in memory, in bytes.
         """
@@ -311,7 +312,7 @@ class Selection(Measured):
             scoring.into[node] = score
 
     def best(self) -> tuple[int, list[float]]:
-        """The choice, and the score of each, once nothing is pending."""
+        """The index of the best choice, and the score of each, once nothing is pending."""
         return choose(self.op.method, self.tree.walks, self._logprobs, self._unconditional)
 
     def mean(self, index: int) -> float:
@@ -320,7 +321,7 @@ class Selection(Measured):
         return fsum(self._logprobs[node] for node in walk) / len(walk)
 
     def usage(self, output: int, now: float) -> Usage:
-        """What it cost: the sum over its requests, each of which finds the branch cached."""
+        """Sum up what its requests cost, each of which finds the branch cached."""
         parts, arrived = self._parts, self.task.arrived
         cached = sum(part.cached for part in parts)
         host, disk = (sum(getattr(part, tier) for part in parts) for tier in ("host", "disk"))
@@ -339,7 +340,7 @@ class Selection(Measured):
 
 
 def join_texts(tokenizer: Tokenizer, branch: SessionBranch, texts: Sequence[str]) -> Joined:
-    """The tokens of each of `texts` behind the branch, all from the same position on.
+    """Tokenize each of `texts` behind the branch, all from the same position on.
 
     Tokens do not end where texts do: " wor" and "ld" are one token in " world". So the end of the branch
     is tokenized alone and with each text; the branch keeps its own tokens up to where the two differ.
@@ -369,7 +370,7 @@ def join_texts(tokenizer: Tokenizer, branch: SessionBranch, texts: Sequence[str]
 
 
 def _end(tokenizer: Tokenizer, branch: SessionBranch) -> tuple["array[int]", int | None]:
-    """The tokens at the branch's end that a text may change, and the one before them."""
+    """Find the tokens at the branch's end that a text may change, and the token before them."""
     own: array[int] = array("i")
     before: int | None = None
     for segment in reversed(branch.segments):
@@ -408,7 +409,7 @@ def _bytes(tokenizer: Tokenizer, tokens: Sequence[int]) -> bytes:
 def _part(
     tokenizer: Tokenizer, own: Sequence[int], alone: Sequence[int], ids: Sequence[int]
 ) -> tuple[int, int]:
-    """How many of `own` stay, and which of `ids` is the first behind them.
+    """Find how many of `own` stay, and which of `ids` is the first behind them.
 
     `alone`: their text's tokens; where those agree with `ids`, the added text has changed nothing. They
     may differ from `own`, whose tokens need not be what the tokenizer makes of the text.

@@ -87,7 +87,7 @@ class Selects:
 
     @property
     def measured(self) -> list[Measured]:
-        """All that has not ended."""
+        """The selections and measured appends that have not ended."""
         return list(self._by_task.values())
 
     # --- start -----------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class Selects:
         return None
 
     def encoded(self, ticket: int, result: Made | None, error: BaseException | None) -> bool:
-        """The choices were tokenized, or could not be. False: that was not for a selection."""
+        """Go on with a selection whose choices were tokenized, or could not be. False: it is none."""
         selection = self._encoding.pop(ticket, None)
         if selection is None:
             return False
@@ -181,7 +181,7 @@ class Selects:
         self._go_on(selection)
 
     def _go_on(self, selection: Measured) -> None:
-        """Have the rest scored, unless its client is away and wants it to wait."""
+        """Have the rest of a selection scored, unless its client is away and wants it to wait."""
         if selection.waiting and selection.task.frame.client not in self._paused:
             self._ready[id(selection.task)] = selection
         self._submit_ready()
@@ -237,7 +237,7 @@ class Selects:
         )
 
     def pause(self, client: str) -> None:
-        """The client is gone and asked for a pause: its selections wait. Scores so far are kept."""
+        """Pause the selections of a client that is gone and asked for it. Scores so far are kept."""
         self._paused.add(client)
         for key, selection in self._by_task.items():
             if selection.task.frame.client == client:
@@ -246,7 +246,7 @@ class Selects:
         self._submit_ready()
 
     def unpause(self, client: str) -> None:
-        """The client is back."""
+        """Go on with the selections of a client that is back."""
         if client in self._paused:
             self._paused.remove(client)
             for selection in list(self._by_task.values()):
@@ -264,7 +264,7 @@ class Selects:
         selection.again()
 
     def change_core(self) -> None:
-        """Another engine has the branches: what is not scored yet is asked of it. Scores are kept."""
+        """Ask another engine, which has the branches now, for the scores that are missing."""
         self.requests.clear()
         for selection in self._by_task.values():
             selection.again()
@@ -275,7 +275,7 @@ class Selects:
     # --- the end ---------------------------------------------------------------------------------
 
     def finished(self, finished: Finished, now: float) -> bool:
-        """A request ended. False if it was none of a selection."""
+        """Take the scores of a request that has ended. False if it was no request of a selection."""
         selection = self.requests.pop(finished.request, None)
         if selection is None:
             return False
@@ -294,7 +294,7 @@ class Selects:
         return True
 
     def _complete(self, measured: Measured, now: float) -> None:
-        """All of it is scored."""
+        """End an op all of whose tokens are scored."""
         if isinstance(measured, Selection):
             self._choose(measured, now)
             return
@@ -356,11 +356,11 @@ class Selects:
         return self._stop(task, Cancelled("cancelled before it was scored"))
 
     def expire(self, task: Task) -> bool:
-        """The deadline of `task` has passed. False if it has no selection."""
+        """End the selection of `task`, whose deadline has passed. False if it has none."""
         return self._stop(task, _late())
 
     def fail(self, error: RamifyError) -> None:
-        """The engine is broken."""
+        """End all selections with `error`: the engine is broken."""
         for selection in list(self._by_task.values()):
             self._fail(selection, error)
 
@@ -378,7 +378,7 @@ class Selects:
         self._submit_ready()
 
     def _forget(self, selection: Measured, *, chosen: bool = False) -> None:
-        """Release all that it holds; without `chosen` also a generation prompt that was added."""
+        """Release all that a selection holds; unless `chosen`, also an added generation prompt."""
         state = self._state
         selection.ended = True
         del self._by_task[id(selection.task)]
@@ -393,18 +393,18 @@ class Selects:
 
 
 def size_of(op: Select) -> int:
-    """Characters that are tokenized for it, about."""
+    """About how many characters are tokenized for a `select`."""
     return sum(map(len, op.choices)) + AROUND * len(op.choices)
 
 
 def _prepare(tokenizer: Tokenizer, branch: SessionBranch, texts: Sequence[str]) -> Choices:
-    """The choices' tokens behind the branch. Another thread may run it while the branch is at rest."""
+    """Tokenize the choices behind the branch. Another thread may run it while the branch is at rest."""
     joined = join_texts(tokenizer, branch, texts)
     return Choices(joined, ChoiceTree(joined.tokens))
 
 
 def _told_from(branch: SessionBranch, at: int) -> int:
-    """Where clients can cut their text so that it ends at `at` or before.
+    """Find where clients can cut their text so that it ends at `at` or before.
 
     Output that was sent as one chunk cannot be cut inside it: it is sent again.
     """
