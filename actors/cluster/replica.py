@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec import structs
 
 from ramify.actors.cluster.replica_messages import (
     Dismiss,
@@ -42,6 +43,7 @@ from ramify.actors.kit.collector import Collector
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.kit.metrics import Metrics
+from ramify.actors.kit.report import Report
 from ramify.actors.layout import layout_of
 from ramify.actors.links.handshake import Stranger
 from ramify.actors.links.link import Link, open_link
@@ -61,7 +63,9 @@ from ramify.protocol.config import EngineConfig
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import SessionMessage
 
-REPORT_SECONDS = 0.1  # of load: what routers see may be so old
+REPORT_SECONDS = 0.1  # of load: what routers see may be so old; a step's tokens take it along
+LOOK_SECONDS = 0.12  # between looks at whether to report without them
+SIGN_SECONDS = 0.2  # between reports in which nothing has changed
 MOST_NEWS = 4096  # messages of the cache that wait for a front
 
 MEET_SECONDS, MOST_MEET_SECONDS = 0.1, 2.0  # pauses between attempts to join a gateway process
@@ -103,6 +107,7 @@ class Replica:
         self._fault: str | None = None
         self._engine: _Front | None = None
         self._fronts: dict[int, _Front] = {}  # by number: those whose sessions may be here
+        self._looked = 0.0  # when it was last looked at what there is to report
 
     async def serve(self, group: TaskGroup, open_link: OpenLink) -> bool:
         """Serve one engine, until it goes. True if it said that nothing more is wanted.
@@ -164,6 +169,7 @@ class Replica:
         await core.load(group, unguarded, lambda what, done: engine.tell(Loading(what, done)))
         self._addresses = await core.serve(group, unguarded, self, begin.epoch, self._faulty)
         group.start_soon(watch_loop, self._clock, self.metrics.loop_lag)
+        group.start_soon(self._report_from_time_to_time)
 
     def _faulty(self, fault: str | None) -> None:
         self._fault = fault
@@ -189,7 +195,7 @@ class Replica:
             await anyio.sleep(pauses.failed())
 
     async def _attend(self, front: "_Front", hello: Hello, number: int) -> None:
-        """Serve a front until it goes, or has dismissed this replica. Reports to it."""
+        """Serve a front until it goes, or has dismissed this replica."""
         assert self._core is not None
         assert self._addresses is not None
         shift = Shift.between(machine(), self._clock.now(), hello.machine, hello.now)
@@ -199,17 +205,27 @@ class Replica:
         try:
             with anyio.CancelScope() as scope:
                 front.on_end(scope.cancel)
-                while True:
-                    load = self._core.load_now(front.heard)
-                    front.tell(self.metrics.report(self._fault, load, self._sessions))
-                    await self._clock.sleep_until(self._clock.now() + REPORT_SECONDS)
+                self._report()
+                await anyio.sleep_forever()
         finally:
             if self._fronts.get(hello.front) is front:
                 del self._fronts[hello.front]
 
-    @property
-    def _sessions(self) -> int:
-        return sum(len(front.live) for front in self._fronts.values())
+    def _report(self) -> None:
+        """Tell each front how this replica is, if that has changed or it has heard nothing for long."""
+        assert self._core is not None
+        self._looked = now = self._clock.now()
+        sessions = sum(len(front.live) for front in self._fronts.values())
+        for front in self._fronts.values():
+            load = self._core.load_now(front.heard)
+            front.reported(self.metrics.report(self._fault, load, sessions), now)
+
+    async def _report_from_time_to_time(self) -> None:
+        """Report where no step does."""
+        while True:
+            await self._clock.sleep_until(self._looked + LOOK_SECONDS)
+            if self._clock.now() >= self._looked + LOOK_SECONDS:
+                self._report()
 
     def let_go(self) -> None:
         """The engine wants this replica to leave: its other fronts are asked to take their sessions."""
@@ -227,6 +243,8 @@ class Replica:
     def start(self) -> None:
         for front in self._fronts.values():
             front.flush()
+        if self._clock.now() >= self._looked + REPORT_SECONDS:
+            self._report()
 
     def flush(self) -> None:
         self.start()
@@ -253,6 +271,7 @@ class _Front(RemoteSessions):
         self._shift = Shift(0.0)
         self._replica: Replica | None = None
         self._ended: Callable[[], None] = lambda: None
+        self._reported: tuple[Report, float] | None = None  # the last one, and when
 
     async def open(self, open_link: OpenLink) -> None:
         link = await open_link(
@@ -276,6 +295,15 @@ class _Front(RemoteSessions):
 
     def put(self, session: int, message: FromCore) -> None:
         super().put(session, self._shift.outward(message))
+
+    def reported(self, report: Report, now: float) -> None:
+        """Tell it the report, unless it has heard the same a moment ago."""
+        if self._reported is not None:
+            last, when = self._reported
+            if now < when + SIGN_SECONDS and report == structs.replace(last, lag=report.lag):
+                return
+        self._reported = report, now
+        self.tell(report)
 
     def news(self, events: KvEvents) -> None:
         with contextlib.suppress(MailboxFull):  # a gap is noticed, and a snapshot asked for
