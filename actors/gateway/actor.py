@@ -113,11 +113,11 @@ class GatewayActor:
         return sum(1 for connection in self.hub.connections.values() if connection.websocket)
 
     def signs(self, secret: bytes) -> None:
-        """Sign with this secret from now on."""
+        """Begin to sign with this secret."""
         self.hub.secret = secret
 
     def loaded(self, vocabulary: Sequence[bytes], served: Served) -> None:
-        """The model is loaded. `vocabulary`: what each token id stands for."""
+        """Note that the model is loaded. `vocabulary`: the bytes of each token id."""
         self.hub.loaded(vocabulary, served)
 
     def accept(self, credentials: Sequence[Credential]) -> None:
@@ -131,11 +131,11 @@ class GatewayActor:
             connection.recheck()
 
     def told(self, elsewhere: Mapping[str, int]) -> None:
-        """How many sockets each credential has in other processes."""
+        """Note how many sockets each credential has in other processes."""
         self.hub.shares.told(elsewhere, self.hub.clock.now())
 
     def usage(self) -> dict[str, CredentialUsage]:
-        """Sockets and work of each credential in this process."""
+        """Count the sockets and work of each credential in this process."""
         return self.hub.shares.usage()
 
     def tell(self, message: GatewayMessage, /) -> None:
@@ -183,7 +183,7 @@ class GatewayActor:
                 connection.abort()
 
     def fail(self) -> None:
-        """The engine is gone. Sessions end, and `drain` follows."""
+        """Note that the engine is gone. Sessions end, and `drain` follows."""
         self.hub.failed = True
 
     def begin_drain(self, reason: str, grace: float) -> None:
@@ -220,7 +220,7 @@ class GatewayActor:
             connection.abort()
 
     async def _serve(self, scope: anyio.CancelScope) -> None:
-        """A task of its own. Ends the others with `scope` once the mailbox is closed."""
+        """Handle the mailbox, in a task of its own. Once it is closed, cancel `scope`."""
         while True:
             try:
                 self._take(await self._mailbox.drain())
@@ -231,7 +231,7 @@ class GatewayActor:
                 return
 
     def _take(self, batch: list[GatewayMessage]) -> None:
-        """Not in `_serve`, whose local names would hold connections until the next message."""
+        """Handle messages. `_serve` would hold on to connections by its local names."""
         touched: list[Socket] = []
         for message in batch:
             self._handle(message, touched)
@@ -261,12 +261,12 @@ class GatewayActor:
             self._failed(connection, message)
 
     def _failed(self, connection: Socket, message: GatewayMessage) -> None:
-        """A bug of ours is this socket's end only."""
+        """End one socket because of a bug of ours."""
         _LOG.exception("socket %d: cannot handle %s", message.socket, type(message).__name__)
         connection.close(Close.SERVER_BUG, "internal error")
 
     async def _watch(self) -> None:
-        """Deadlines, and notices that are owed."""
+        """Look after deadlines and owed notices."""
         hub = self.hub
         while True:
             pause = RETRY_S if hub.notices.owed or hub.blocked else TICK_S
@@ -325,6 +325,6 @@ class GatewayActor:
 
 
 def _usual(served: Served) -> dict[str, Any]:
-    """What holds of `generate` where a client says nothing; how much the model can be asked to think."""
+    """Describe `generate` for `/v1/info`: its defaults, and how much the model may think."""
     most = Generate(id=0).max_tokens
     return {"sampling": {**served.sampling, "max_tokens": most}, "thinking": described(served)}

@@ -36,7 +36,7 @@ class McpApi:
         self._calls: Counter[str] = Counter()  # under way, by credential
 
     def spoken_at(self, path: str, headers: Mapping[str, str]) -> bool:
-        """Whether it names a server."""
+        """Whether the path names a server."""
         return path.startswith(PATH)
 
     def refuse(self, request: HttpRequest, hub: Hub) -> Response | None:
@@ -90,7 +90,7 @@ class McpApi:
 
 
 async def _ask(name: str, url: str, request: HttpRequest) -> Response:
-    """Send it; the answer, cut where it is too long. Raises OSError and RemoteProtocolError."""
+    """Send a request. Returns the answer, cut if too long. Raises OSError, RemoteProtocolError."""
     place = urlsplit(url)
     secure = ssl.create_default_context() if place.scheme == "https" else None
     reader, writer = await asyncio.open_connection(
@@ -110,7 +110,7 @@ async def _ask(name: str, url: str, request: HttpRequest) -> Response:
 
 
 def _headers(name: str, host: str, request: HttpRequest) -> list[tuple[bytes, bytes]]:
-    """Those of MCP go on as they came; the token is that of who runs this server."""
+    """Make the headers: those of MCP as they came, and the token of whoever runs this server."""
     sent = {each: value for each, value in request.headers.items() if each.startswith("mcp-")}
     if token := os.environ.get(f"RAMIFY_MCP_{name.upper()}_TOKEN"):
         sent["authorization"] = f"Bearer {token}"

@@ -12,14 +12,14 @@ NO_IMAGES = (
 
 
 class RequestPictures:
-    """Those of one request, in the order of their marks. `reads`: whether the model sees any.
+    """The pictures of one request, in the order of their marks. `reads`: whether the model sees any.
 
     `fetches`: the server fetches some of those that are given by their address. `places`: the fields
     of `images`.
     """
 
     def __init__(self, reads: bool, fetches: bool = False, told: str = NO_IMAGES) -> None:
-        """`told`: of a picture where none is read."""
+        """`told`: what to say of a picture where none is read."""
         self.reads = reads
         self._told = told
         self._fetches = fetches
@@ -27,7 +27,7 @@ class RequestPictures:
         self.places: list[str] = []
 
     def add_url(self, url: str, kind: str, place: str, field: str) -> str:
-        """The mark of a picture in a data URL, or of one that is fetched.
+        """Add a picture in a data URL, or one that is fetched. Returns its mark.
 
         `kind`: of the part at `place`; `field`: the URL's. Raises BadRequest.
         """
@@ -42,12 +42,12 @@ class RequestPictures:
         return self._add(data, place)
 
     def add(self, data: str, kind: str, place: str, field: str) -> str:
-        """The mark of a picture in base64."""
+        """Add a picture in base64. Returns its mark."""
         self._check(kind, place)
         return self._add(data, f"{place}.{field}" if field else place)
 
     def text(self, text: str) -> str:
-        """Text of the client's, in which nothing is taken for a picture's mark."""
+        """Guard a client's text, so that nothing in it is taken for a picture's mark."""
         return text.replace(MARK, "\ufffd") if self.reads else text
 
     def _check(self, kind: str, place: str) -> None:

@@ -18,7 +18,7 @@ AI = "/v1/ai"
 
 
 def apis() -> Apis:
-    """The APIs of one gateway, with what they remember between requests."""
+    """Make the APIs of one gateway, with what they remember between requests."""
     anthropic, mcp = AnthropicApi(), McpApi()
     answers = openai.refuse, openai.respond, openai_errors.reshaped
     return Apis(

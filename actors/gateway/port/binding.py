@@ -111,7 +111,7 @@ class SessionBinding:
         return []
 
     def retry(self) -> list[ServerMessage]:
-        """The session may have room again for the frames that wait. Returns refusals."""
+        """Tell the waiting frames again: the session may have room. Returns refusals."""
         return self._replay() if self.stage is Stage.ATTACHED else []
 
     def _wait(self, frame: Frame) -> None:
@@ -119,7 +119,7 @@ class SessionBinding:
         self._pending_bytes += frame.size
 
     def opened(self, session: int) -> list[ServerMessage]:
-        """The directory's answer: the socket belongs to `session`. Returns refusals."""
+        """Attach the socket to `session`, which the directory has found. Returns refusals."""
         if self.stage is not Stage.OPENING:  # it ended meanwhile
             self._hub.notices.tell(session, Detached(self._socket))
             return []
@@ -130,7 +130,7 @@ class SessionBinding:
         return self._replay()
 
     def failed(self, error: Error) -> list[ServerMessage]:
-        """The directory's other answer, or the session's. The client may `open` anew.
+        """Note that directory or session refused the socket. The client may `open` anew.
 
         Returns refusals: none for ops behind a resume that is to be tried again. They may have run, and
         are sent again with the next `open`.
@@ -143,14 +143,14 @@ class SessionBinding:
         return self._replay()
 
     def throttle(self, throttled: bool) -> None:
-        """The socket's write buffer is above its limit, or short again."""
+        """Note that the socket's write buffer is above its limit, or short again."""
         self._throttled = throttled
         if self._session is not None:
             notice = Throttled(self._socket) if throttled else Drained(self._socket)
             self._hub.notices.tell(self._session, notice)
 
     def end(self) -> None:
-        """The socket is gone, or as good as gone. May be called again."""
+        """Detach a socket that is gone, or as good as gone. May be called again."""
         session, self._session = self._session, None
         self.stage = Stage.ENDED
         self.open_by = None
@@ -232,5 +232,5 @@ class SessionBinding:
 
 
 def made_up_name() -> str:
-    """A name for a client without one, hard to guess: it lets its bearer take the client's place."""
+    """Make a name for a client without one, hard to guess: its bearer can replace the client."""
     return f"c_{secrets.token_urlsafe(9)}"

@@ -121,13 +121,13 @@ class RequestConnection(TcpConnection):
         return False
 
     def close(self, code: int, reason: str) -> None:
-        """The connection ends within CLOSE_TIMEOUT_S."""
+        """End the connection within CLOSE_TIMEOUT_S."""
         if self._phase is not Phase.CLOSING:
             self._transport.close()
             self._closing()
 
     def on_timer(self, now: float) -> None:
-        """A deadline may have come; sets the next one."""
+        """Check the deadlines, and set the next one."""
         if now < self._deadline:
             self._set_deadline(self._deadline)
         elif self._phase is not Phase.HEAD:
@@ -141,7 +141,7 @@ class RequestConnection(TcpConnection):
     # --- requests -----------------------------------------------------------------------------
 
     def _parse(self, data: bytes) -> int:
-        """A slice of what came. Returns the work that it was (see `pump.py`)."""
+        """Parse a slice of what came. Returns the work that it was (see `pump.py`)."""
         try:
             return self._receive_head(data) if self._phase is Phase.HEAD else 0
         except Exception:
@@ -149,7 +149,7 @@ class RequestConnection(TcpConnection):
             return 0
 
     def _broken(self) -> None:
-        """A bug of ours is this socket's end only."""
+        """End one socket because of a bug of ours."""
         _LOG.exception("socket %d: a bug in the gateway", self.id)
         if self._phase is Phase.HEAD:
             fault = error_response(500, "internal", "internal error")
@@ -157,7 +157,7 @@ class RequestConnection(TcpConnection):
         self.close(Close.SERVER_BUG, "internal error")
 
     def _receive_head(self, data: bytes) -> int:
-        """A slice of a request. Returns the work that it was."""
+        """Parse a slice of a request. Returns the work that it was."""
         parser = cast(RequestParser, self._parser)
         if self._idle and self._take_up():
             self._inflow.unread(data)
@@ -178,7 +178,7 @@ class RequestConnection(TcpConnection):
         return size + FRAME_WORK * events
 
     def _take_up(self) -> bool:
-        """Another request begins. To strangers it costs what a connection does. True: it has to wait."""
+        """Begin another request, which costs strangers what a connection does. True: it has to wait."""
         self._idle = False
         self._hub.idle.leave(self._address, self.id)
         now = self._hub.clock.now()
@@ -187,7 +187,7 @@ class RequestConnection(TcpConnection):
         return self._guard.wait(now) > 0
 
     def _await_next(self) -> None:
-        """A request is answered: wait for another one."""
+        """Wait for another request: one is answered."""
         hub, now = self._hub, self._hub.clock.now()
         self._phase = Phase.HEAD
         self._parser = RequestParser(self._wants)
@@ -208,7 +208,7 @@ class RequestConnection(TcpConnection):
         return few and parser is not None and parser.keeps and not self._hub.draining
 
     def returned(self, behind: bytes) -> None:
-        """An exchange is over, and gives the transport back, with what came behind its request."""
+        """Take the transport back from an exchange that is over, with what came behind its request."""
         self._hub.connections[self.id] = self
         self._transport.set_protocol(self)
         self._inflow.parse = self._parse
@@ -216,7 +216,7 @@ class RequestConnection(TcpConnection):
         self._await_next()
 
     def _answer(self, parser: RequestParser, request: HttpRequest | None) -> None:
-        """Answer what is complete, or cannot be answered otherwise."""
+        """Answer a request that is complete, or refused by its head."""
         if parser.fault is not None:
             self._respond(self._shaped(parser.fault, parser))
         elif request is None:
@@ -237,7 +237,7 @@ class RequestConnection(TcpConnection):
             self._hub.routes.respond(request, self._hub.clock.now(), send)
 
     def _shaped(self, fault: Response, parser: RequestParser | None) -> Response:
-        """An error as the API has it that is asked for."""
+        """Bring an error into the shape of the API that was asked for."""
         api = self._apis.at(parser.path, parser.headers) if parser is not None else None
         return api.reshaped(fault) if api is not None else fault
 
@@ -253,7 +253,7 @@ class RequestConnection(TcpConnection):
         self._closing()
 
     def _wants(self, head: HttpRequest) -> int | Response | None:
-        """See `RequestParser`. Only the APIs take bodies."""
+        """Decide about a request's body: see `RequestParser`. Only the APIs take bodies."""
         if may_ask(head, self._hub):
             self._guard.known(self._hub.clock.now())
         self._cors = self._hub.routes.cors(head)
@@ -266,7 +266,7 @@ class RequestConnection(TcpConnection):
         return self._hub.body_bytes if refusal is None else refusal
 
     def _exchange(self, request: HttpRequest, api: Api) -> None:
-        """A request to an API that sessions answer: answered here, or by a session."""
+        """Answer a request to an API, here or by a session."""
         with OneFrame():
             answer = api.respond(request, self._hub)
         if isinstance(answer, Response):
@@ -309,5 +309,5 @@ class RequestConnection(TcpConnection):
         super()._closing()
 
     def _congested(self) -> bool:
-        """A request waits for its answer, or its client does not read."""
+        """Whether a request waits for its answer, or its client does not read."""
         return self._phase is Phase.HEAD and (self._answering or self._throttled)

@@ -64,11 +64,11 @@ class Response(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}
 
     def within(self, headers: Mapping[str, str]) -> "Response":
-        """This response with more headers; its own win where both have one."""
+        """Add headers to the response; its own win where both have one."""
         return msgspec.structs.replace(self, headers={**headers, **self.headers}) if headers else self
 
     def render(self, *, keeps: bool, head_only: bool = False) -> bytes:
-        """The bytes on the wire. `keeps`: another request may follow; `head_only`: for HEAD."""
+        """Make the bytes on the wire. `keeps`: another request may follow; `head_only`: for HEAD."""
         length = {} if self.status in (204, 304) else {"Content-Length": str(len(self.body))}
         head = _head(self.status, self.content_type, {**length, **self.headers}, keeps)
         return head if head_only else head + self.body
@@ -91,24 +91,24 @@ def _head(status: int, content_type: str, more: dict[str, str], keeps: bool) -> 
 def stream_head(
     content_type: str, headers: Mapping[str, str], *, keeps: bool, chunked: bool = True
 ) -> bytes:
-    """The head of a response whose body follows in pieces: chunks, or until the connection ends."""
+    """Make the head of a response whose body follows in chunks, or until the connection ends."""
     framing = {"Transfer-Encoding": "chunked"} if chunked else {}
     return _head(200, content_type, {**framing, "X-Accel-Buffering": "no", **headers}, keeps)
 
 
 def json_response(status: int, value: object, **headers: str) -> Response:
-    """A JSON body. Header names are given with underscores: `Retry_After="1"`."""
+    """Make a response with a JSON body. Header names are given with underscores: `Retry_After="1"`."""
     named = {name.replace("_", "-"): text for name, text in headers.items()}
     return Response(status, msgspec.json.encode(value), headers=named)
 
 
 def error_response(status: int, code: Code, message: str, **headers: str) -> Response:
-    """The same object as a WebSocket `error`, so that clients have one shape to read."""
+    """Make a response with the object of a WebSocket `error`: clients have one shape to read."""
     return json_response(status, Error(code=code, message=message), **headers)
 
 
 def error_in(response: Response) -> Error | None:
-    """The error of ours that a response tells, for APIs that tell it otherwise; None: none."""
+    """Read our error from a response, for APIs with other shapes of errors; None: there is none."""
     if response.status < 400:
         return None
     try:
@@ -143,7 +143,7 @@ class RequestParser:
         self.fault: Response | None = None
 
     def feed(self, data: bytes) -> HttpRequest | None:
-        """Take received bytes; the request once it is complete, else None."""
+        """Take received bytes. Returns the request once it is complete, else None."""
         if not self._raw:  # RFC 9112, section 2.2: some clients end a body with an empty line
             data = data.lstrip(b"\r\n")
         try:
@@ -176,7 +176,7 @@ class RequestParser:
         return self._head.headers if self._head is not None else {}
 
     def handshake(self) -> tuple[bytes, bytes]:
-        """The raw bytes of an upgrade request's head, and what came after it."""
+        """Return the raw bytes of an upgrade request's head, and what came after it."""
         return bytes(self._raw), self.rest
 
     def _feed_head(self, data: bytes) -> HttpRequest | None:
@@ -204,7 +204,7 @@ class RequestParser:
         return self._headed(rest)
 
     def _headed(self, rest: bytes) -> HttpRequest | None:
-        """The head is complete; `rest` came behind it."""
+        """Handle a complete head; `rest` came behind it."""
         self._h11.receive_data(bytes(self._raw))
         event = self._h11.next_event()
         if not isinstance(event, h11.Request):
@@ -264,7 +264,7 @@ class RequestParser:
 
 
 def _request(event: h11.Request) -> HttpRequest:
-    """The head of a request. Raises RemoteProtocolError."""
+    """Make a request of its head. Raises RemoteProtocolError."""
     headers: dict[str, str] = {}
     for name, value in event.headers:
         key, text = name.decode("ascii"), value.decode("latin-1")

@@ -42,7 +42,7 @@ class Socket(Protocol):
     def opened(self, session: int) -> None: ...
     def refused(self, error: Error) -> None: ...
     def retry(self) -> None:
-        """The session may have room again for what waits."""
+        """Tell the session what waits: it may have room again."""
 
     def deliver(self, messages: list[ServerMessage]) -> bool: ...
     def flush(self) -> None: ...
@@ -54,7 +54,7 @@ class Socket(Protocol):
 
 @dataclass(slots=True)
 class Hub:
-    """One a gateway. `connections` holds every TCP connection, by its number."""
+    """What connections share. `connections` holds every TCP connection, by its number."""
 
     config: ServerConfig
     limits: Limits
@@ -89,7 +89,7 @@ class Hub:
         self.body_bytes = self.limits.frame_bytes
 
     def loaded(self, vocabulary: Sequence[bytes], served: Served) -> None:
-        """The model is loaded: `vocabulary` has the bytes of each token id."""
+        """Note that the model is loaded. `vocabulary`: the bytes of each token id."""
         self.vocabulary, self.served = vocabulary, served
         self.body_bytes = max(self.limits.frame_bytes, TOKEN_BYTES * served.context)
 
@@ -100,16 +100,16 @@ class Hub:
 
     @property
     def busy(self) -> int:
-        """Connections that a WebSocket or a request is on, or is about to come on."""
+        """How many connections have a WebSocket or a request, or are about to have one."""
         return len(self.connections) - len(self.idle)
 
     def guest(self, address: str, now: float) -> Guest | None:
-        """The account of a request or WebSocket from `address`, where it has to show a token."""
+        """Find the account of a request or WebSocket from `address`; None: it needs no token."""
         guarded = self.tokens.required and not self.strangers.stands_for_many(address)
         return self.strangers.enter(address, now) if guarded else None
 
     def admits(self, address: str) -> bool:
-        """Whether a connection from `address` is to be looked at at all."""
+        """Whether a connection from `address` is accepted at all."""
         if self.full:
             return False
         guarded = self.tokens.required and not self.strangers.stands_for_many(address)
@@ -121,7 +121,7 @@ class Hub:
         return True
 
     def log_abuse(self, reason: str, **fields: Any) -> None:
-        """Say it, but not each time: metrics count, the log need not."""
+        """Log the abuse, but not each time: metrics count it."""
         now = self.clock.now()
         if now - self.abuse_logged >= ABUSE_LOG_S:
             self.abuse_logged = now

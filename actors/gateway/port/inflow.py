@@ -73,11 +73,11 @@ class Inflow:
             self.pace()
 
     def count(self, size: int, frames: int = 0) -> None:
-        """So many bytes were taken, and so many pieces found in them."""
+        """Count bytes that were taken, and the pieces found in them."""
         self._guard.received(size, frames, self._clock.now())
 
     def unread(self, data: bytes) -> None:
-        """While parsing: the end of the slice, which somebody else is to parse."""
+        """Put the end of a slice back, while it is parsed: another parser is to have it."""
         self._waiting[:0] = data
 
     def advance(self) -> int:
@@ -95,7 +95,7 @@ class Inflow:
         return work
 
     def pace(self) -> None:
-        """Read, parse or rest, as it is now."""
+        """Go on reading, parsing or resting, whichever is due now."""
         transport = self._transport
         if self._ended or transport.is_closing():
             return
@@ -112,7 +112,7 @@ class Inflow:
                 transport.pause_reading()
 
     def end(self) -> None:
-        """The connection is gone."""
+        """Stop: the connection is gone."""
         self._ended = True
         self._guard.end(self._clock.now())
         self._waiting.clear()

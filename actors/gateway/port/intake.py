@@ -57,7 +57,7 @@ def receive(data: bytes, codec: Codec, guard: SocketLimits, limits: Limits, now:
 
 
 def refuse(ops: list[ClientMessage], error: RamifyError, most: int) -> list[ServerMessage]:
-    """The terminal replies of a frame that is refused whole; an `open` has no id to answer."""
+    """Make the terminal replies of a frame that is refused whole; an `open` has no id to answer."""
     ids = [op.id if isinstance(op, Op) else None for op in ops if isinstance(op, Op | Open)]
     return [_error(error, ident) for ident in ids[:most]] or [_error(error, None)]
 
@@ -65,7 +65,7 @@ def refuse(ops: list[ClientMessage], error: RamifyError, most: int) -> list[Serv
 def _unusable(
     data: bytes, error: BadRequest, codec: Codec, guard: SocketLimits, limits: Limits, now: float
 ) -> Intake:
-    """A frame that does not parse is a strike; one that does not validate has its ops answered."""
+    """Refuse an unusable frame: unparseable, it is a strike; invalid, its ops are answered."""
     details = error.details or {}
     if details.get("parse"):
         close = (Close.UNPARSEABLE, "unparseable frames") if guard.strike() else None
@@ -97,6 +97,6 @@ def _error(error: RamifyError, ident: int | None) -> Error:
 
 
 def _index(path: str) -> int:
-    """Which message of the frame a JSON path points into: `$[2].id` -> 2, `$.id` -> 0."""
+    """Find the message of the frame that a JSON path points into: `$[2].id` -> 2, `$.id` -> 0."""
     number = path[2:].partition("]")[0] if path.startswith("$[") else ""
     return int(number) if number.isdigit() else 0

@@ -49,7 +49,7 @@ class Status(Protocol):
 
     @property
     def store(self) -> StoreHealth:
-        """How the store is: while nothing can be written, `/readyz` says so, with 503."""
+        """The state of the store: while nothing can be written, `/readyz` says so, with 503."""
         ...
 
     @property
@@ -58,11 +58,11 @@ class Status(Protocol):
         ...
 
     def info(self) -> dict[str, Any]:
-        """The body of `GET /v1/info`: builtins only."""
+        """Make the body of `GET /v1/info`: builtins only."""
         ...
 
     def load(self) -> dict[str, float]:
-        """`pong.load`: {"queue": requests that wait, "kv": part of the pool in use, 0..1}."""
+        """Make `pong.load`: {"queue": requests that wait, "kv": part of the pool in use, 0..1}."""
         ...
 
 
@@ -70,7 +70,7 @@ class GatewayMetrics(Protocol):
     """The Prometheus registry, as far as the gateway touches it."""
 
     def sockets(self, delta: int, /) -> None:
-        """A WebSocket opened (+1) or ended (-1)."""
+        """Count a WebSocket that opened (+1) or ended (-1)."""
 
     def scrape(self, done: Callable[[bytes], object], /) -> None:
         """Call `done` with the body of `GET /metrics`, in the text exposition format.

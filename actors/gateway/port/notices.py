@@ -34,7 +34,7 @@ class Notices:
             self._owed[key] = notice
 
     def retry(self) -> None:
-        """Try again what is owed."""
+        """Tell again what is owed."""
         for key, notice in list(self._owed.items()):
             if self._try(key[0], notice):
                 del self._owed[key]

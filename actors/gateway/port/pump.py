@@ -28,7 +28,7 @@ class Source(Protocol):
 
 
 class Pump:
-    """One a gateway."""
+    """The sockets of one gateway that have something to parse."""
 
     def __init__(self) -> None:
         self._waiting: deque[Source] = deque()
@@ -37,11 +37,11 @@ class Pump:
 
     @property
     def room(self) -> bool:
-        """True if a little may be parsed without waiting here."""
+        """Whether a little may be parsed without waiting here."""
         return self._direct < TURN_WORK
 
     def direct(self, work: int) -> None:
-        """So much was parsed without waiting here."""
+        """Count what was parsed without waiting here."""
         if not self._direct:
             asyncio.get_running_loop().call_soon(self._turned)
         self._direct += work
@@ -50,7 +50,7 @@ class Pump:
         self._direct = 0
 
     def add(self, source: Source) -> None:
-        """`source` has something to parse; it is not here already."""
+        """Add a source that has something to parse and is not here yet."""
         self._waiting.append(source)
         if self._due is None:
             self._due = asyncio.get_running_loop().call_soon(self._run)

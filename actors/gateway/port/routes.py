@@ -64,7 +64,7 @@ class Routes:
         send(self.answer(request, now))
 
     def answer(self, request: HttpRequest, now: float) -> Response:
-        """The response to all that can be answered from here and now."""
+        """Make the response to a request that can be answered at once."""
         allowed = _METHODS.get(request.path, ("GET", "HEAD"))
         if request.method not in allowed:
             return error_response(
@@ -97,7 +97,7 @@ class Routes:
         return found or error_response(404, "bad_request", f"nothing is served at {request.path[:200]}")
 
     def refuse(self, request: HttpRequest) -> Response | None:
-        """403 if the Host or the Origin is not allowed; holds for upgrades too."""
+        """Make a 403 if the Host or the Origin is not allowed; for upgrades, too."""
         host, origin = request.headers.get("host"), request.headers.get("origin")
         if not self._hosts.host_allowed(host):
             return _forbidden("Host", host)
@@ -110,7 +110,7 @@ class Routes:
         return None
 
     def cors(self, request: HttpRequest) -> dict[str, str]:
-        """Headers that let the page that asks read the answer, if its site is allowed."""
+        """Make the headers that let the asking page read the answer, if its site is allowed."""
         origin = request.headers.get("origin")
         if origin is None or self.refuse(request) is not None:
             return {}
@@ -121,7 +121,7 @@ class Routes:
         }
 
     def preflight(self, request: HttpRequest) -> Response | None:
-        """The answer to what a browser asks first for a page of another site, without a token.
+        """Answer what a browser asks first for a page of another site, without a token.
 
         None: the request is something else.
         """
@@ -144,19 +144,19 @@ class Routes:
         return Response(200, content_type="text/plain; charset=utf-8", headers=headers)
 
     def upgrade(self, request: HttpRequest) -> Response | None:
-        """Why a WebSocket may not be opened here and now; None if it may."""
+        """Make the response that refuses a WebSocket here and now; None: it may be opened."""
         refusal = self.refuse(request)
         if refusal is None and not self._status.ready:
             return self.unavailable()
         return refusal
 
     def unavailable(self) -> Response:
-        """503 with what the engine is doing."""
+        """Make a 503 that says what the engine is doing."""
         message = f"not ready: {self._status.phase}"
         return error_response(503, "overloaded", message, Retry_After="1")
 
     def unauthorized(self) -> Response:
-        """401: a token was offered and is wrong, or none was and one is needed."""
+        """Make a 401: a token was offered and is wrong, or none was and one is needed."""
         return error_response(
             401,
             "unauthorized",
@@ -177,7 +177,7 @@ class Routes:
         return json_response(200, told) if told["ready"] else json_response(503, told, Retry_After="1")
 
     def _holder(self, request: HttpRequest) -> Credential | None:
-        """The credential of a request with a token that the server was configured with."""
+        """Find the credential of a request with a token that the server was configured with."""
         token = bearer_header(request.headers.get("authorization"))
         return self._tokens.configured(token) if token else None
 

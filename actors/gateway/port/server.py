@@ -30,7 +30,7 @@ async def listen(
 
 
 def bind_shared(config: ServerConfig, processes: int) -> list[list[socket.socket]]:
-    """For each of several processes the sockets to accept on; all have the same port.
+    """Bind the sockets on which several processes accept, for each its own; all have the same port.
 
     The kernel gives each new connection to one of them by its addresses (SO_REUSEPORT). They listen
     already: whoever makes them keeps them, so that connections which wait for a process outlive it.
@@ -97,7 +97,7 @@ class Listener(socket.socket):
 def _bind(
     config: ServerConfig, port: int, *, share: bool, backlog: int | None = BACKLOG
 ) -> list[socket.socket]:
-    """Listening sockets, one for each address of the host that this machine has. Raises OSError.
+    """Bind listening sockets, one for each address of the host that this machine has. Raises OSError.
 
     `backlog` None: they do not listen.
     """
@@ -156,7 +156,7 @@ def _refused(config: ServerConfig, error: OSError) -> ConfigError:
 
 
 def port_of(server: asyncio.Server) -> int:
-    """The port that was bound."""
+    """Return the port that was bound."""
     port = server.sockets[0].getsockname()[1]
     assert isinstance(port, int)
     return port

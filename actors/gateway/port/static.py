@@ -39,7 +39,7 @@ class StaticFiles:
                     self._add(place + file.relative_to(root).as_posix(), file.read_bytes(), kind)
 
     def get(self, path: str, if_none_match: str | None = None) -> Response | None:
-        """The file at `path`; 304 if the browser has it already; None if there is none."""
+        """Find the file at `path`; 304 if the browser has it already; None if there is none."""
         path = "/index.html" if path == "/" else path
         response = self._files.get(path)
         if response is not None and if_none_match == self._tags[path]:
@@ -55,7 +55,7 @@ class StaticFiles:
 
 
 def browser_files() -> dict[str, Path]:
-    """The page, and the library at `/ramify/`: found in `ramify.clients` without importing its code."""
+    """Find the page, and the library at `/ramify/`, in `ramify.clients` without importing its code."""
     spec = importlib.util.find_spec("ramify.clients")
     for location in (spec.submodule_search_locations or []) if spec is not None else []:
         web = Path(location) / "web"

@@ -58,7 +58,7 @@ class TcpConnection(asyncio.Protocol, ABC):
 
     @abstractmethod
     def _broken(self) -> None:
-        """There is a bug in what handles the peer's bytes: log it, and end this connection."""
+        """Log a bug in what handles the peer's bytes, and end this connection."""
 
     def _closing(self) -> None:
         self._phase = Phase.CLOSING
@@ -66,7 +66,7 @@ class TcpConnection(asyncio.Protocol, ABC):
         self._set_deadline(self._hub.clock.now() + CLOSE_TIMEOUT_S)
 
     def _forget(self) -> None:
-        """The connection is gone."""
+        """Forget a connection that is gone."""
         self._phase = Phase.CLOSING
         self._hub.connections.pop(self.id, None)
         self._hub.timers.forget(self.id)

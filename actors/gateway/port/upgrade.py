@@ -84,7 +84,7 @@ def _upgrade(
 def _shake_hands(
     ws: WebSocket, parser: RequestParser, hub: Hub, door: DoorKind | None, token: str | None, now: float
 ) -> Upgrade | Response:
-    """The handshake itself; then the token counts."""
+    """Do the handshake, then use the token up."""
     head, rest = parser.handshake()
     ws.receive_data(head)
     events = ws.events_received()

@@ -46,7 +46,7 @@ class WebSocket(ServerProtocol):
         self._subprotocols = subprotocols
 
     def select_subprotocol(self, subprotocols: Sequence[Subprotocol]) -> Subprotocol | None:
-        """The first one offered that is known; JSON without an echo if none is offered."""
+        """Choose the first one offered that is known; JSON without an echo if none is offered."""
         if not self._subprotocols:
             return None
         offered = [name for name in subprotocols if not name.startswith(BEARER_PREFIX)]
@@ -61,7 +61,7 @@ class WebSocket(ServerProtocol):
         return None
 
     def recv_frame(self, frame: Frame) -> None:
-        """As inherited; then lifts the limit of the first message once that is complete.
+        """Receive a frame as inherited, and lift the limit of the first message once that is complete.
 
         Here and not where events are read, because one read may hold the first message and
         the start of a long second one.
@@ -76,7 +76,7 @@ class WebSocket(ServerProtocol):
         return self.state is State.OPEN
 
     def data_frame(self, codec: Codec, payload: bytes) -> bytes:
-        """The bytes of one data frame. Only while `open`."""
+        """Make the bytes of one data frame. Only while `open`."""
         if self.extensions:
             opcode = Opcode.BINARY if codec.binary else Opcode.TEXT
             return Frame(opcode, payload).serialize(mask=False, extensions=self.extensions)

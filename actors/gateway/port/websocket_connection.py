@@ -143,13 +143,13 @@ class WebSocketConnection(TcpConnection):
         )
 
     def opened(self, session: int) -> None:
-        """The directory's answer: the socket belongs to `session`."""
+        """Attach the socket to `session`, which the directory has found."""
         if self._binding is not None:
             self._reply(self._binding.opened(session))
             self._pace_reading()
 
     def recheck(self) -> None:
-        """The accepted tokens have changed: this socket's may not be among them any more."""
+        """Check whether this socket's token is still accepted: the tokens have changed."""
         if self._credential is not None and self._hub.tokens.required:
             found = self._hub.tokens.current(self._credential)
             if found is None:
@@ -176,14 +176,14 @@ class WebSocketConnection(TcpConnection):
         return idle
 
     def refused(self, error: Error) -> None:
-        """The directory's other answer, or the session's: the client may `open` anew."""
+        """Say that directory or session refused the socket. The client may `open` anew."""
         self._reply([error])
         if self._binding is not None and self._binding.stage in (Stage.OPENING, Stage.ATTACHED):
             self._reply(self._binding.failed(error))
             self._pace_reading()
 
     def retry(self) -> None:
-        """The session may have room again for the frames that wait."""
+        """Tell the waiting frames again: the session may have room."""
         if self._binding is not None:
             self._reply(self._binding.retry())
             self.flush()
@@ -216,7 +216,7 @@ class WebSocketConnection(TcpConnection):
         self._closing()
 
     def on_timer(self, now: float) -> None:
-        """A deadline may have come; sets the next one."""
+        """Check the deadlines, and set the next one."""
         open_by = self._open_by
         if open_by is not None and now >= open_by:
             self.close(Close.TIMEOUT, f"no open within {self._hub.limits.open_timeout_s} s")
@@ -230,7 +230,7 @@ class WebSocketConnection(TcpConnection):
     # --- frames from the client ---------------------------------------------------------------
 
     def _parse(self, data: bytes) -> int:
-        """A slice of what came. Returns the work that it was (see `pump.py`)."""
+        """Parse a slice of what came. Returns the work that it was (see `pump.py`)."""
         try:
             return self._receive(self._ws, data) if self._ws is not None else 0
         except Exception:
@@ -238,7 +238,7 @@ class WebSocketConnection(TcpConnection):
             return 0
 
     def _broken(self) -> None:
-        """A bug of ours is this socket's end only."""
+        """End one socket because of a bug of ours."""
         _LOG.exception("socket %d: a bug in the gateway", self.id)
         self.close(Close.SERVER_BUG, "internal error")
 
@@ -315,7 +315,7 @@ class WebSocketConnection(TcpConnection):
             self._reply(self._binding.route(taken.ops, len(data), taken.place, taken.limit))
 
     def _authorize(self, ops: list[ClientMessage], now: float) -> bool:
-        """The first message of a socket without a token must be an `open` that carries one.
+        """Check the first message of a socket without a token: it must be an `open` that carries one.
 
         Else the socket is closed.
         """
@@ -324,7 +324,7 @@ class WebSocketConnection(TcpConnection):
         return self._accept(token, now)
 
     def _accept(self, token: str | None, now: float) -> bool:
-        """Whether the token that came in a message is accepted; else the socket is closed."""
+        """Accept a token that came in a message. False: it is wrong, and the socket is closed."""
         found = self._hub.tokens.admit(token, now) if token is not None else None
         if found is None:
             message = "this server needs a token: a bearer header, subprotocol, or `open.token`"
@@ -398,7 +398,7 @@ class WebSocketConnection(TcpConnection):
 
     @property
     def _open_by(self) -> float | None:
-        """When the client must have said who it is, or what it wants."""
+        """The time by which the client must have shown a token, or sent an `open`."""
         if self._door is not None:
             waits = self._credential is None and self._phase is Phase.LIVE
             return self._opened_at + self._hub.limits.open_timeout_s if waits else None
@@ -445,5 +445,5 @@ class WebSocketConnection(TcpConnection):
         super()._closing()
 
     def _congested(self) -> bool:
-        """Too many frames wait for the directory, or one for the session."""
+        """Whether too many frames wait for the directory, or one waits for the session."""
         return self._binding is not None and self._binding.congested

@@ -58,7 +58,7 @@ class AiDoor:
         return True
 
     def refuse(self, error: RamifyError) -> None:
-        """See `Door`. Whose message it was is not known, so that no request can be told of it."""
+        """See `Door`. It tells no request: which one the message was for is not known."""
         self._line.close(Close.RATE, error.message)
 
     def throttle(self, throttled: bool) -> None:
@@ -147,7 +147,7 @@ class AiDoor:
             raise LimitExceeded(f"{MOST_REQUESTS} requests are under way on this socket: wait for one")
 
     def _admitted(self, headers: dict[str, str]) -> Credential | None:
-        """The client's credential; None: the token of its first request is wrong; the socket ends."""
+        """Return the client's credential; None: its token is wrong, and the socket ends."""
         if self._line.credential is None:
             given = next(
                 (value for name, value in headers.items() if name.lower() == "authorization"), None
@@ -162,7 +162,7 @@ class AiDoor:
         return listener
 
     def _answer(self, request_id: str) -> ChatListener:
-        """A listener for one answer, not registered with a run."""
+        """Make a listener for one answer, which no run knows yet."""
         return ChatListener(self._line, request_id, lambda _: None)
 
     def _ended(self, listener: ChatListener) -> None:

@@ -30,12 +30,12 @@ class ChatListener:
     throttled: bool = False
 
     def chunk(self, chunk: JsonObject) -> None:
-        """Tell it a chunk."""
+        """Send a chunk."""
         self.tell("chunk", sequence=self.sequence, chunk=chunk)
         self.sequence += 1
 
     def replay(self, transcript: ChatTranscript, beyond: int | None = None) -> None:
-        """Confirm a resume, and tell it all that was said (`beyond`: what it has, by number)."""
+        """Confirm a resume, and send what was said behind chunk number `beyond`."""
         self.tell("start")
         for chunk in transcript.chunks():
             if beyond is None or self.sequence > beyond:
@@ -49,7 +49,7 @@ class ChatListener:
         self.line.write(self.line.frame(msgspec.json.encode(message)))
 
     def end(self, error: str | None = None) -> None:
-        """Tell the end of the request, once."""
+        """Send the end of the request, once."""
         if error is None:
             self.tell("end")
         else:
@@ -86,11 +86,11 @@ class ChatRun(DialogueRun):
 
     @property
     def full(self) -> bool:
-        """Whether nobody else may."""
+        """Whether it has as many listeners as it may have."""
         return len(self._listeners) >= MOST_LISTENERS
 
     def begin(self, listener: ChatListener) -> None:
-        """Ask the session; `listener` hears all of it."""
+        """Ask the session. `listener` gets the whole answer."""
         self._listeners.append(listener)
         self._chats.begin(self._chat, self)
         self.start()
@@ -104,7 +104,7 @@ class ChatRun(DialogueRun):
             self._hub.timers.schedule(self.id, self._binding.open_by)
 
     def leave(self, listener: ChatListener) -> None:
-        """A listener is gone."""
+        """Forget a listener that is gone."""
         if listener in self._listeners:
             self._listeners.remove(listener)
             self._pace()
@@ -113,13 +113,13 @@ class ChatRun(DialogueRun):
                 self._hub.timers.schedule(self.id, self._alone_until)
 
     def cancel(self) -> None:
-        """Stop the generation; it then ends."""
+        """Stop the generation. The run ends with it."""
         self._cancelled = True
         if not self._over:
             self._reply(self._binding.route([Cancel(id=CANCEL, branch=BRANCH)], 0))
 
     def throttle(self, listener: ChatListener, throttled: bool) -> None:
-        """A listener reads too slowly, or reads again."""
+        """Note that a listener reads too slowly, or reads again."""
         listener.throttled = throttled
         self._pace()
 
@@ -145,7 +145,7 @@ class ChatRun(DialogueRun):
                 self._hub.timers.schedule(self.id, self._alone_until)
 
     def _queue(self, made: bytes | Response | None) -> None:
-        """Nothing: chunks are taken from the dialogue."""
+        """Do nothing: chunks are taken from the dialogue."""
 
     def _ended(self) -> None:
         self._publish()

@@ -32,7 +32,7 @@ class _Kept:
 
 
 class Chats(Generic[RunT]):
-    """One a gateway. A process knows its own answers only."""
+    """The answers of one gateway process, which knows no other's."""
 
     def __init__(self) -> None:
         self._running: dict[Chat, RunT] = {}
@@ -41,11 +41,11 @@ class Chats(Generic[RunT]):
         self._size = 0
 
     def running(self, chat: Chat) -> RunT | None:
-        """The answer that is under way."""
+        """The answer of the chat that is under way, if any."""
         return self._running.get(chat)
 
     def ended(self, chat: Chat, now: float) -> ChatTranscript | None:
-        """The whole answer that ended not long ago."""
+        """The whole answer of the chat that ended not long ago, if any."""
         name, title = chat
         self._expire(name, now)
         kept = self._kept.get(name)
@@ -53,12 +53,12 @@ class Chats(Generic[RunT]):
         return found.transcript if found is not None else None
 
     def begin(self, chat: Chat, run: RunT) -> None:
-        """A new answer: the one before is forgotten."""
+        """Note a new answer. The one before is forgotten."""
         self._drop(*chat)
         self._running[chat] = run
 
     def end(self, chat: Chat, run: RunT, transcript: ChatTranscript | None, now: float) -> None:
-        """An answer is over. `transcript`: None if it failed, and is not kept."""
+        """Note the end of an answer. `transcript`: None if it failed, and is not kept."""
         if self._running.get(chat) is not run:  # another one began
             return
         del self._running[chat]

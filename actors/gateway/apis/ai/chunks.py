@@ -71,7 +71,7 @@ class ChatDialogue(Dialogue):
         self._calls: dict[int, tuple[str, str, list[str]]] = {}  # number -> id, name, arguments
 
     def take(self) -> list[JsonObject]:
-        """The chunks that were made since the last time."""
+        """Take the chunks that were made since the last call."""
         fresh, self._fresh = self._fresh, []
         return fresh
 
@@ -211,5 +211,5 @@ class ChatTranscript:
             self._chunks.append((rest, key, pieces))
 
     def chunks(self) -> list[JsonObject]:
-        """All of them, in order."""
+        """Return all chunks, in order."""
         return [{**rest, key: "".join(pieces)} if key else rest for rest, key, pieces in self._chunks]

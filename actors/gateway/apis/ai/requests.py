@@ -143,7 +143,7 @@ class CallSettings(
 
     @property
     def choice_of_tool(self) -> str:
-        """As `generate.tool_choice`."""
+        """The choice of a tool, as `generate.tool_choice` has it."""
         choice = self.tool_choice
         return choice.tool_name if isinstance(choice, ChosenTool) else choice or "auto"
 
@@ -156,7 +156,7 @@ class CallSettings(
         return Constraint(json_schema=wanted.schema if wanted.schema is not None else {"type": "object"})
 
     def thinking(self, served: Served) -> ThinkingEffort:
-        """How much the model is to think. Raises InvalidField."""
+        """Tell how much the model is to think. Raises InvalidField."""
         asked = None if self.reasoning == "provider-default" else self.reasoning
         return thinking(asked, self.max_output_tokens, served, "reasoning")
 
@@ -184,7 +184,7 @@ class Envelope(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class SendRequest(msgspec.Struct, frozen=True, rename="camel"):
-    """A turn is to be answered. `id`: the chat's."""
+    """A request to answer a turn. `id`: the chat's."""
 
     request_id: RequestId
     id: ShortText
@@ -195,7 +195,7 @@ class SendRequest(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ResumeRequest(msgspec.Struct, frozen=True, rename="camel"):
-    """The answer of a chat, from its beginning. `last_sequence`: leave out what was received."""
+    """A request for the answer of a chat, from its beginning or behind `last_sequence`."""
 
     request_id: RequestId
     id: ShortText
@@ -206,7 +206,7 @@ class ResumeRequest(msgspec.Struct, frozen=True, rename="camel"):
 def chat_messages(
     messages: list[UiMessage], settings: CallSettings, pictures: RequestPictures = NO_PICTURES
 ) -> list[ChatMessage]:
-    """The conversation as a session's template knows it. Raises BadRequest that names the place.
+    """Convert the conversation to a session's chat messages. Raises BadRequest that names the place.
 
     Calls that have no result yet are left out, as `convertToModelMessages` can.
     """
@@ -233,12 +233,12 @@ def chat_messages(
 
 
 def answers_to(messages: list[UiMessage]) -> str | None:
-    """The id of the message that the answer goes on with: the last one, if it is the assistant's."""
+    """Find the message that the answer continues: the id of the last one, if it is the assistant's."""
     return messages[-1].id or None if messages[-1].role == "assistant" else None
 
 
 def _assistant(message: UiMessage, i: int) -> list[ChatMessage]:
-    """A message of the assistant: its steps, each with the results of its calls."""
+    """Convert a message of the assistant: its steps, each with the results of its calls."""
     turns: list[ChatMessage] = []
     step: list[tuple[int, UiPart]] = []
     for j, part in enumerate(message.parts):
@@ -289,7 +289,7 @@ _RESULTS = ("output-available", "output-error", "output-denied")
 
 
 def _result(part: UiPart) -> str:
-    """The result of a call, as text."""
+    """Write the result of a call as text."""
     if part.state == "output-denied":
         return "The user did not allow this call."
     if part.state == "output-error":
@@ -300,7 +300,10 @@ def _result(part: UiPart) -> str:
 
 
 def _said(part: UiPart, where: str, pictures: RequestPictures) -> str:
-    """The text of a part of a user's or the system's message, or a picture's mark. Raises BadRequest."""
+    """Return the text of a part of a user's or system message, or a picture's mark.
+
+    Raises BadRequest.
+    """
     if part.type == "text":
         return pictures.text(part.text)
     if part.type != "file":
@@ -318,7 +321,7 @@ def _said(part: UiPart, where: str, pictures: RequestPictures) -> str:
 
 
 def _data_url(url: str, where: str) -> str:
-    """The text in a `data:` URL (RFC 2397). Raises InvalidField."""
+    """Decode the text in a `data:` URL (RFC 2397). Raises InvalidField."""
     head, comma, data = url.partition(",")
     try:
         if not comma:

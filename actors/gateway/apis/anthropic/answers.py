@@ -45,7 +45,7 @@ def opening(
     thinks: ThinkingEffort,
     marks: Sequence[MessagePlace] = (),
 ) -> list[ClientMessage]:
-    """The ops that put the prompt on a branch. Raises InvalidField."""
+    """Make the ops that put the prompt on a branch. Raises InvalidField."""
     if not told.messages or told.messages[-1].role == "system":
         raise InvalidField("`messages` hold no user's turn before the answer: begin with one")
     try:
@@ -73,7 +73,7 @@ def opening(
 def ops_of(
     request: MessagesRequest, told: RequestConversation, served: Served, marks: CacheMarks
 ) -> list[ClientMessage]:
-    """The frame of a request. Raises InvalidField."""
+    """Make the frame of a request. Raises InvalidField."""
     thinks = request.thinks(request.max_tokens, served)
     ops = opening(request, told, served, thinks, marks.inner)
     kept = marks.retain_s
@@ -95,7 +95,7 @@ def ops_of(
 
 
 class MessageAnswers(Answers):
-    """See `Dialogue`. `ident`: the request's. `marks`: see `diagnostics`."""
+    """Answers POST /v1/messages (see `Dialogue`). `ident`: the request's. `marks`: see `diagnostics`."""
 
     def __init__(
         self,
@@ -271,7 +271,7 @@ class CountAnswers(Dialogue):
 
 
 def _held(request: CountRequest) -> frozenset[str]:
-    """Tools whose input is to be told in one piece."""
+    """Find the tools whose input is to be sent in one piece."""
     tools = request.tools or ()
     return frozenset(tool.name for tool in tools if tool.name and tool.eager_input_streaming is False)
 

@@ -26,7 +26,7 @@ class CacheMarks(NamedTuple):
 
     @classmethod
     def of(cls, request: CountRequest, told: RequestConversation) -> "CacheMarks":
-        """Raises InvalidField: there are too many."""
+        """Collect the breakpoints of a request. Raises InvalidField for too many."""
         tools = [tool.cache_control for tool in request.tools or ()]
         found = [(each, told.head) for each in tools if each is not None] + told.marks
         last = len(told.messages) - 1
@@ -42,17 +42,17 @@ class CacheMarks(NamedTuple):
 
     @property
     def retain_s(self) -> float | None:
-        """How long all is kept, as `set.retain_s`; None: its end is not marked."""
+        """For how many seconds the whole prompt is kept; None: its end is not marked."""
         whole = [_SECONDS[ttl] for ttl, place in zip(self.ttls, self.places, strict=True) if not place]
         return max(whole, default=None)
 
     @property
     def inner(self) -> list[MessagePlace]:
-        """Those before the prompt's end, as `append.marks`."""
+        """The breakpoints before the prompt's end, as `append.marks` has them."""
         return [place for place in self.places if place is not None]
 
     def hints(self, positions: list[int | None]) -> KvHints:
-        """What keeps all of them. `positions`: of the inner ones, in tokens."""
+        """Make the hints that keep all of them. `positions`: of the inner ones, in tokens."""
         ends = iter(positions)
         actions: list[KvAction] = []
         for number, (ttl, place) in enumerate(zip(self.ttls, self.places, strict=True)):
@@ -64,7 +64,7 @@ class CacheMarks(NamedTuple):
         return KvHints("0.1", OWN, actions)
 
     def kept(self, outcomes: list[JsonObject]) -> JsonObject:
-        """`ramify_retention`: what became of each breakpoint, in their order."""
+        """Make `ramify_retention`: what became of each breakpoint, in their order."""
         found = {each["action_id"]: each for each in outcomes}
         told: list[Any] = []
         for number in range(len(self.ttls)):
@@ -74,7 +74,7 @@ class CacheMarks(NamedTuple):
         return {"outcome": worst["outcome"], "breakpoints": told}
 
     def usage(self, prompt: int, cached: int, output: int) -> JsonObject:
-        """`usage` in this API's words: `prompt` tokens are those read, written, and neither.
+        """Make `usage` in this API's words: `prompt` tokens are read from cache, written, or neither.
 
         With a mark all that was computed is called written: the tree has it, up to the prompt's end.
         """
@@ -94,6 +94,6 @@ class CacheMarks(NamedTuple):
 
 
 def _ends(told: RequestConversation, place: MessagePlace) -> bool:
-    """Whether it is the end of the last turn, with nothing behind it."""
+    """Whether `place` is the end of the last turn, with nothing behind it."""
     last = len(told.messages) - 1
     return place.message == last and place.at >= len(told.messages[last].content) and not told.prefill

@@ -14,13 +14,13 @@ _FIELDS = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}
 
 
 def event(kind: str, **fields: object) -> bytes:
-    """A server-sent event of this API."""
+    """Make a server-sent event of this API."""
     data = msgspec.json.encode({"type": kind, **fields})
     return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
 
 class _Block:
-    """A block as far as it was said. `head`: of its deltas, up to their text."""
+    """A block, as far as it is generated. `head`: the JSON of its deltas, up to their text."""
 
     def __init__(self, index: int, kind: str, opened: JsonObject) -> None:
         self.kind = kind
@@ -58,7 +58,7 @@ class Content:
         return {block.opened["id"] for block in self._blocks if block.kind == "tool_use"}
 
     def add(self, part: Part) -> bytes:
-        """The events for a part of what was said."""
+        """Make the events for a part of the output."""
         match part.kind:
             case "text":
                 return self._say("text", part.text, {"type": "text", "text": ""})
@@ -77,7 +77,7 @@ class Content:
         return b""
 
     def close(self) -> bytes:
-        """The events that end the block that is open, if one is."""
+        """Make the events that end the open block, if there is one."""
         self._blanks.clear()
         block, self._open = self._open, None
         if block is None or not self._streams:
@@ -92,7 +92,7 @@ class Content:
         return out + event("content_block_stop", index=index)
 
     def whole(self, calls: dict[str, JsonObject]) -> list[JsonObject]:
-        """The blocks of an answer that is over. `calls`: inputs by id; one that was cut is left out."""
+        """Make the blocks of a whole answer. `calls`: inputs by id; a call that was cut is left out."""
         made: list[JsonObject] = []
         for block in self._blocks:
             text = "".join(block.pieces)

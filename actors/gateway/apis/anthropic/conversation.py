@@ -95,7 +95,7 @@ def conversation_of(
 
 
 def _system(system: System | None) -> tuple[list[str], bool]:
-    """The texts, and whether a billing header stood at their head."""
+    """Return the texts, and whether a billing header stood at their head."""
     texts = [system] if isinstance(system, str) else [block.text for block in system or ()]
     billed = bool(texts) and texts[0].startswith(BILLING)
     if billed:
@@ -106,7 +106,7 @@ def _system(system: System | None) -> tuple[list[str], bool]:
 def _system_marks(
     system: System | None, first: Sequence[MessageParam], turns: int
 ) -> Iterator[tuple[CacheControl, MessagePlace]]:
-    """The breakpoints of the system's text, which is so many `turns`; `first`: messages of its role."""
+    """Find the breakpoints of the system's text. `turns`: how many it is; `first`: those of its role."""
     blocks = system if isinstance(system, list) else []
     for number, block in enumerate(blocks, 1):
         if block.cache_control is not None and number < len(blocks):
@@ -159,7 +159,7 @@ class _Turns:
             self._mark(block)
 
     def end(self) -> str:
-        """No more messages: the prefill, "" if there is none."""
+        """End the last turn. Returns the prefill, "" if there is none."""
         if self._asked or self._calls:
             self._demand_results()
         if self._role != "assistant":
@@ -197,7 +197,7 @@ class _Turns:
                 raise InvalidField(f"`{place}`: a {kind} block cannot stand in a {self._role} message")
 
     def _picture(self, block: ImageBlock, place: str) -> str:
-        """Its mark."""
+        """Add a picture. Returns its mark."""
         source = block.source
         if isinstance(source, UrlSource):
             return self._pictures.add_url(source.url, "image", place, "source.url")
@@ -217,12 +217,12 @@ class _Turns:
                 self._marked.append((mark, len(glue.join(self._texts))))
 
     def _remind(self, text: str) -> None:
-        """A system's turn."""
+        """Add a system turn."""
         behind = bool(self.made) and self.made[-1].role == "tool" and not self._texts
         (self._behind if behind else self._texts).append(REMINDER.format(text))
 
     def _settle(self) -> None:
-        """Nothing more stands behind the last result."""
+        """Note that nothing more stands behind the last result."""
         if self._behind:
             content = "\n".join([self.made[-1].content, *self._behind])
             self.made[-1] = msgspec.structs.replace(self.made[-1], content=content)
@@ -268,7 +268,7 @@ class _Turns:
         return "\n".join(told) if parts else self._pictures.text(str(block.content or ""))
 
     def _close(self) -> None:
-        """The turn is over."""
+        """Close the turn."""
         marked, self._marked = self._marked, []
         if self._joins and self._role == "user" and self.made and self.made[-1].role == "tool":
             self._behind += self._texts
@@ -287,7 +287,7 @@ class _Turns:
         self._texts, self._thoughts, self._calls = [], [], []
 
     def _answer(self) -> ChatMessage:
-        """The assistant's turn. Raises InvalidField in words of this API."""
+        """Make the assistant's turn. Raises InvalidField in words of this API."""
         try:
             return ChatMessage(
                 role="assistant",
@@ -304,7 +304,7 @@ class _Turns:
 
 
 def _text_of(block: Block) -> str:
-    """Of a block in a system's turn."""
+    """Return the text of a block in a system turn."""
     if isinstance(block, TextBlock):
         return block.text
     kind = block.__struct_config__.tag

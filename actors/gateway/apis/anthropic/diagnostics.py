@@ -24,13 +24,13 @@ Change = Literal["tools_changed", "system_changed", "messages_changed", "previou
 
 
 class Divergence(NamedTuple):
-    """`share`: of the prompt's bytes, those from the first change on."""
+    """Where two prompts part. `share`: of the prompt's bytes, those from the first change on."""
 
     change: Change
     share: float
 
     def told(self, prompt: int) -> JsonObject:
-        """As `diagnostics`. `prompt`: tokens, of which the changed ones are estimated."""
+        """Make `diagnostics`. `prompt`: tokens, of which the changed ones are estimated."""
         reason: JsonObject = {"type": self.change}
         if self.change != "previous_message_not_found":
             reason["cache_missed_input_tokens"] = round(prompt * self.share)
@@ -48,7 +48,7 @@ class RequestMark(NamedTuple):
 
     @classmethod
     def of(cls, messages: Sequence[ChatMessage], tools: Sequence[JsonObject] | None) -> "RequestMark":
-        """O(bytes)."""
+        """Hash a request. O(bytes)."""
         encode = msgspec.json.Encoder().encode
         declared = encode(tools or ())
         running = blake2b(digest_size=8)
@@ -64,11 +64,11 @@ class RequestMark(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that it takes."""
+        """Bytes of memory that the mark takes."""
         return ENTRY + _PER_MESSAGE * len(self.hashes)
 
     def diverges(self, before: "RequestMark") -> Divergence | None:
-        """Where this request is no continuation of `before`; None: nowhere."""
+        """Find where this request does not continue `before`; None: it continues it."""
         if self.tools != before.tools:
             return Divergence("tools_changed", 1.0)
         pairs = zip_longest(self.hashes, before.hashes[: len(self.hashes) + 1])
@@ -82,7 +82,7 @@ class RequestMark(NamedTuple):
 
 
 class RequestMarks:
-    """Those of the last answers, by credential and message."""
+    """The marks of the last answers, by credential and message."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._marks: OrderedDict[tuple[str, str], RequestMark] = OrderedDict()
@@ -93,7 +93,7 @@ class RequestMarks:
         return self._marks.get((owner, ident))
 
     def add(self, owner: str, ident: str, mark: RequestMark) -> None:
-        """`ident`: of the answer, which is new."""
+        """Add the mark of a new answer, `ident`."""
         self._marks[owner, ident] = mark
         self.size += mark.size
         while self.size > self._most:

@@ -30,23 +30,23 @@ _UNAVAILABLE: dict[Code, int] = {"overloaded": OVERLOADED, "cancelled": OVERLOAD
 
 
 def new_id(kind: str) -> str:
-    """An id of this API: of a message ("msg") or a request ("req")."""
+    """Make an id of this API: of a message ("msg") or a request ("req")."""
     return f"{kind}_{secrets.token_hex(12)}"
 
 
 def named(ident: str) -> dict[str, str]:
-    """The header with a request's id."""
+    """Make the header with a request's id."""
     return {"request-id": ident}
 
 
 def error_body(status: int, message: str, ident: str) -> dict[str, Any]:
-    """The JSON object of an error."""
+    """Make the JSON object of an error."""
     told = {"type": _TYPES.get(status, "api_error"), "message": message}
     return {"type": "error", "error": told, "request_id": ident}
 
 
 def error_answer(status: int, message: str, ident: str, *, retry_ms: int | None = None) -> Response:
-    """A whole response."""
+    """Make the response for an error."""
     headers = named(ident)
     if retry_ms is not None:
         headers["Retry-After"] = str(-(-retry_ms // 1000))
@@ -55,18 +55,18 @@ def error_answer(status: int, message: str, ident: str, *, retry_ms: int | None 
 
 
 def of_error(error: Error | RamifyError, ident: str) -> Response:
-    """The response for an error of a session, or one that was raised here."""
+    """Make the response for an error of a session, or one that was raised here."""
     return error_answer(_status(error), told(error), ident, retry_ms=error.retry_ms)
 
 
 def fields_of_error(error: Error | RamifyError, ident: str) -> dict[str, Any]:
-    """The fields of the event that ends a stream with an error, beside its type."""
+    """Make the fields of the event that ends a stream with an error, beside its type."""
     body = error_body(_status(error), told(error), ident)
     return {"error": body["error"], "request_id": ident}
 
 
 def reshaped(response: Response) -> Response:
-    """An error of the gateway itself, in this API's shape; any other response as it is."""
+    """Bring an error of the gateway itself into this API's shape; return other responses as they are."""
     error = error_in(response)
     if error is None:
         return response
@@ -79,7 +79,7 @@ def reshaped(response: Response) -> Response:
 
 
 def told(error: Error | RamifyError) -> str:
-    """The message, in words of this API where clients look for them."""
+    """Write the message in words of this API, where clients look for them."""
     details = error.details or {}
     if error.code != "too_long" or not (most := details.get("max")):
         return error.message

@@ -134,7 +134,7 @@ class CountRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def choice_of_tool(self) -> str:
-        """As `generate.tool_choice`."""
+        """The choice of a tool, as `generate.tool_choice` has it."""
         return self.tool_choice.said if self.tool_choice is not None else "auto"
 
     @property
@@ -145,14 +145,14 @@ class CountRequest(Struct, frozen=True, kw_only=True):
         return Constraint(json_schema=form.schema, after_thought=True) if form is not None else None
 
     def thinks(self, most: int | None, served: Served) -> ThinkingEffort:
-        """How much the model is to think, if it is to. `most`: tokens of the answer."""
+        """Tell how much the model is to think. `most`: tokens of the answer."""
         if self.thinking is not None and self.thinking.budget_tokens is not None:
             return ThinkingEffort(tokens=self.thinking.budget_tokens)
         asked = self.output_config.effort if self.output_config is not None else None
         return thinking(asked, most or None, served, "output_config.effort")
 
     def declared(self) -> list[JsonObject] | None:
-        """As `open.tools`. Raises InvalidField."""
+        """Convert the tools to the form of `open.tools`. Raises InvalidField."""
         return [tool.declared(f"tools[{i}]") for i, tool in enumerate(self.tools or ())] or None
 
 

@@ -41,15 +41,16 @@ _LONGEST = 100  # characters of one
 
 
 class AnthropicApi:
-    """See `Api`. It remembers what the log was told already, and what requests looked like."""
+    """Anthropic's API (see `Api`). It remembers what was logged, and what requests looked like."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
         self._marks = RequestMarks()
 
     def spoken_at(self, path: str, headers: Mapping[str, str]) -> bool:
-        """Its own paths; and what a client that names a version of this API asks for, models
-        among it, where no other API answered before."""
+        """Whether a path is of this API: its own ones, and those under /v1/ that no other API has, where
+        the client names a version of this API.
+        """
         if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
             return True
         return VERSION in headers and path.startswith("/v1/") and path not in _OURS
@@ -129,7 +130,7 @@ class AnthropicApi:
                 self._say(beta, "a beta of Anthropic's API is ignored", beta=beta)
 
     def _say(self, what: str, message: str, **fields: Any) -> None:
-        """Say it once."""
+        """Log a message once."""
         if what not in self._told:
             self._told.add(what)
             _LOG.info(message, **fields)

@@ -46,7 +46,7 @@ class ToolParam(Struct, frozen=True, kw_only=True):
     model: Any = None
 
     def declared(self, place: str) -> JsonObject:
-        """As `open.tools` has it. Raises InvalidField, which names the field in `place`."""
+        """Convert the tool to the form of `open.tools`. Raises InvalidField for a field in `place`."""
         if self.type not in (None, "custom"):
             mend = "declare a tool with `name` and `input_schema`, and run it in the client"
             if self.type.startswith(_ON_THE_SERVER):
@@ -93,5 +93,5 @@ class ToolChoice(Struct, frozen=True, kw_only=True):
 
     @property
     def said(self) -> str:
-        """As `generate.tool_choice`."""
+        """The choice, as `generate.tool_choice` has it."""
         return self.name or ("required" if self.type == "any" else self.type)

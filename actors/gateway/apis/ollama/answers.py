@@ -21,7 +21,7 @@ _REASONS = {"length": "length", "deadline": "length"}
 def ops_of(
     request: OllamaChatRequest | GenerateRequest, served: Served, pictures: RequestPictures
 ) -> list[ClientMessage]:
-    """The frame of a request. Raises InvalidField."""
+    """Make the frame of a request. Raises InvalidField."""
     raw = isinstance(request, GenerateRequest) and bool(request.raw)
     tools = (request.tools or None) if isinstance(request, OllamaChatRequest) else None
     if isinstance(request, OllamaChatRequest):
@@ -127,7 +127,7 @@ class OllamaAnswers(Answers):
 
 
 def loaded(request: OllamaChatRequest | GenerateRequest, model: str) -> Response:
-    """The answer to a request without a prompt: the model is loaded."""
+    """Make the answer to a request without a prompt: the model is loaded."""
     speech: JsonObject = {"message": {"role": "assistant", "content": ""}}
     if isinstance(request, GenerateRequest):
         speech = {"response": ""}
@@ -136,17 +136,17 @@ def loaded(request: OllamaChatRequest | GenerateRequest, model: str) -> Response
 
 
 def of_error(error: Error | RamifyError) -> Response:
-    """As Ollama says it: `error` is a text."""
+    """Make the response for an error, as Ollama does: `error` is a text."""
     return json_response(status_and_body(error)[0], {"error": told(error)})
 
 
 def now_text() -> str:
-    """As `created_at` has it."""
+    """Return the time now, as `created_at` has it."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 def _counts(done: Done) -> dict[str, Any]:
-    """Times in nanoseconds. What waited in the queue counts as loading."""
+    """Make the counts of an answer. Times in nanoseconds; the wait in the queue counts as loading."""
     usage = done.usage
     waited, first = usage.queue_ms, usage.ttft_ms if usage.ttft_ms is not None else usage.total_ms
     return {

@@ -27,7 +27,7 @@ Images = Annotated[list[Text], Meta(max_length=MOST_AT_ONCE)] | None  # in base6
 
 
 def pictured(text: str, images: Images, pictures: RequestPictures, place: str) -> str:
-    """The text behind the marks of its pictures. Raises InvalidField."""
+    """Put the marks of its pictures before a text. Raises InvalidField."""
     at = f"{place}.images" if place else "images"
     marks = [pictures.add(each, "", f"{at}[{i}]", "") for i, each in enumerate(images or ())]
     return "".join(marks) + pictures.text(text)
@@ -44,7 +44,7 @@ class OllamaMessage(Struct, frozen=True, kw_only=True):
     tool_call_id: ShortText | None = None
 
     def chat(self, pictures: RequestPictures = NO_PICTURES, place: str = "") -> ChatMessage:
-        """The message as a session's template takes it. Raises InvalidField for bad `tool_calls`.
+        """Convert the message to a session's. Raises InvalidField for bad `tool_calls`.
 
         Its pictures come before its text.
         """
@@ -98,7 +98,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @property
     def limit(self) -> int:
-        """Most tokens of the answer."""
+        """The most tokens of the answer."""
         return self.num_predict if self.num_predict and self.num_predict > 0 else NO_LIMIT
 
     def sampling(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class _Asked(Struct, frozen=True, kw_only=True):
         return self.options or Options()
 
     def thinking(self, served: Served) -> ThinkingEffort:
-        """How much the model is to think. Raises InvalidField."""
+        """Tell how much the model is to think. Raises InvalidField."""
         asked = switched(self.think, served, "think") if isinstance(self.think, bool) else self.think
         most = self.settings.limit
         return thinking(asked, most if most != NO_LIMIT else None, served, "think")
@@ -191,7 +191,7 @@ class GenerateRequest(_Asked, frozen=True, kw_only=True):
             raise InvalidField("`system` does not go with `raw`: put it into the prompt")
 
     def messages(self, pictures: RequestPictures = NO_PICTURES) -> list[ChatMessage]:
-        """The chat that it is."""
+        """Convert the request to the messages of a chat."""
         system = [ChatMessage(role="system", content=pictures.text(self.system))] if self.system else []
         content = pictured(self.prompt or "", self.images, pictures, "")
         return [*system, ChatMessage(role="user", content=content)]

@@ -29,7 +29,7 @@ _METHODS = {
 
 
 def spoken_at(path: str, headers: Mapping[str, str]) -> bool:
-    """Whether requests to `path` are for `respond`. All of /api/: what is missing is said in shape."""
+    """Whether requests to `path` are for `respond`: all of /api/, missing paths included."""
     return path.startswith("/api/")
 
 
@@ -78,7 +78,7 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
 
 
 def reshaped(response: Response) -> Response:
-    """An error of the gateway itself, in this API's shape."""
+    """Bring an error of the gateway itself into this API's shape."""
     error = error_in(response)
     if error is None:
         return response
@@ -87,7 +87,7 @@ def reshaped(response: Response) -> Response:
 
 
 def _check(asked: str, served: str) -> None:
-    """Raises Refused. Ollama's clients may add a tag."""
+    """Check the model's name, which may have a tag. Raises Refused."""
     if asked not in (served, f"{served}:latest"):
         raise unknown_model(asked, served)
 

@@ -39,7 +39,7 @@ class Heading(msgspec.Struct, frozen=True):
 def ops_of(
     request: ChatRequest, served: Served, pictures: RequestPictures
 ) -> tuple[list[ClientMessage], list[str]]:
-    """The frame of a request, and the branch of each choice. Raises InvalidField."""
+    """Make the frame of a request. Returns also the branch of each choice. Raises InvalidField."""
     tools = request.tools if request.tools else None
     choices, thinking = request.choices, request.thinking(served)
     branches = ["main"] if choices == 1 else [f"choice{i}" for i in range(choices)]
@@ -65,7 +65,7 @@ def ops_of(
 
 
 class _Choice:
-    """One answer, as far as it was said."""
+    """One answer, as far as it is generated."""
 
     def __init__(self) -> None:
         self.content: list[str] = []
@@ -144,7 +144,7 @@ class ChatAnswers(Answers):
         return json_response(200, {**body, **self.notes(self.done)})
 
     def _quick(self, index: int, text: str) -> bytes:
-        """The chunk that almost all are, as `_chunk` would write it, in a sixth of the time."""
+        """Write the commonest kind of chunk as `_chunk` would, in a sixth of the time."""
         head = self._choices[index].head
         if not head:
             chunk = msgspec.json.encode(self._heading.of("chat.completion.chunk"))[:-1]
@@ -192,7 +192,7 @@ class ChatAnswers(Answers):
 
 
 def _call_piece(part: Part) -> JsonObject:
-    """The id and name come once, the text of the arguments in pieces."""
+    """Make a piece of a call: its id and name come once, its arguments piece by piece."""
     function: JsonObject = {"arguments": part.arguments or ""}
     piece: JsonObject = {"index": part.call or 0, "function": function}
     if part.name is not None:

@@ -42,7 +42,7 @@ FORK = 0  # id of the op that makes the roots of further prompts; ids increase
 def ops_of(
     request: CompletionRequest, prompts: Sequence[str | list[int]]
 ) -> tuple[list[ClientMessage], list[str]]:
-    """The frame of a request, and the branch of each choice. Raises InvalidField."""
+    """Make the frame of a request. Returns also the branch of each choice. Raises InvalidField."""
     ops: list[ClientMessage] = [Open(detach="cancel", ttl_s=0.0)]
     roots = ["main", *(f"prompt{i}" for i in range(1, len(prompts)))]
     if len(roots) > 1:
@@ -86,7 +86,7 @@ class _Entry(NamedTuple):
 
 
 class _CompletionChoice:
-    """One answer, as far as it was said."""
+    """One answer, as far as it is generated."""
 
     def __init__(self) -> None:
         self.text: list[str] = []
@@ -119,7 +119,7 @@ class CompletionAnswers(Answers):
         return self._say(index, delta.text, entries, [choice.length] * len(entries))
 
     def added(self, ok: Ok) -> bytes:
-        """A prompt stands on its branch: it is echoed, and its choices end if nothing follows."""
+        """Echo a prompt that stands on its branch, and end its choices if nothing follows."""
         prompt = (ok.id - 1) // 2
         if ok.id % 2 == 0 or prompt >= self._size:
             return b""  # the roots were made
@@ -132,7 +132,7 @@ class CompletionAnswers(Answers):
         return out
 
     def _echo(self, index: int, prompt: "str | list[int]", scored: list[JsonObject]) -> bytes:
-        """`scored`: the prompt's tokens, if their log-probabilities are wanted."""
+        """Echo a prompt. `scored`: its tokens, if their log-probabilities are wanted."""
         entries = [_Entry(each["token"], each["logprob"], each.get("top", ())) for each in scored]
         text = prompt
         if not isinstance(text, str):
@@ -179,7 +179,7 @@ class CompletionAnswers(Answers):
         )
 
     def _counted(self) -> JsonObject:
-        """Each prompt counts once."""
+        """Make `usage`, in which each prompt counts once."""
         usages = [done.usage for done in self.done]
         groups = [usages[i : i + self._each] for i in range(0, len(usages), self._each)]
         prompt = sum(group[0].prompt for group in groups)
@@ -208,7 +208,7 @@ class CompletionAnswers(Answers):
         }
 
     def _likely(self, top: Sequence[Sequence[Any]]) -> JsonObject:
-        """The likeliest first; of two tokens with one spelling the likelier one."""
+        """Make the likely tokens, likeliest first; of two with one spelling the likelier one."""
         found: JsonObject = {}
         for token, value in top:
             found.setdefault(self._word(token), value)
@@ -222,7 +222,7 @@ class CompletionAnswers(Answers):
 
 
 def _nothing_generated(ok: Ok) -> Done:
-    """The end of a choice of which only the prompt was asked for."""
+    """Make the end of a choice of which only the prompt was asked for."""
     prompt = ok.position or 0
     usage = Usage(
         prompt=prompt, cached=0, computed=prompt, output=0, forced=0, hit=Hit(gpu=0),

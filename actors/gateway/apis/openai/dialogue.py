@@ -30,7 +30,7 @@ Vocabulary = Sequence[bytes]  # what each token id stands for
 
 
 def event(value: object) -> bytes:
-    """A server-sent event without a name."""
+    """Make a server-sent event without a name."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
@@ -50,7 +50,7 @@ class Answers(Dialogue):
 
     @property
     def done(self) -> list[Done]:
-        """Of the choices that have ended, in order."""
+        """The ends of the choices that have ended, in order."""
         return [done for done in self._done if done is not None]
 
     def receive(self, messages: Sequence[ServerMessage]) -> bytes | Response | None:
@@ -82,23 +82,23 @@ class Answers(Dialogue):
         return self._ends([], error)
 
     def end(self, index: int, done: Done) -> bytes:
-        """A choice has ended: see `ended`."""
+        """Note that a choice has ended: see `ended`."""
         self._done[index] = done
         return self.ended(index, done)
 
     def notes(self, done: Sequence[Done]) -> JsonObject:
-        """Fields of ours beside the answer."""
+        """Make our own fields beside the answer."""
         return noted(done) | self._hints.told
 
     # --- what subclasses say ---
 
     def added(self, ok: Ok) -> bytes:
-        """An op is done that generates nothing."""
+        """Take the reply of an op that generates nothing."""
         return b""
 
     @abstractmethod
     def said(self, index: int, delta: Delta) -> bytes:
-        """More text of a choice: the events for it, or b"" while it is only collected."""
+        """Add text of a choice. Returns the events for it, or b"" while it is only collected."""
 
     @abstractmethod
     def ended(self, index: int, done: Done) -> bytes:
@@ -106,18 +106,18 @@ class Answers(Dialogue):
 
     @abstractmethod
     def last(self) -> bytes:
-        """The end of the stream."""
+        """Make the end of the stream."""
 
     @abstractmethod
     def whole(self) -> Response:
-        """The response that is no stream."""
+        """Make the response where the answer is no stream."""
 
     def refusal(self, error: Error | RamifyError) -> Response:
-        """An error before anything was said."""
+        """Make the response for an error before any output."""
         return of_error(error)
 
     def broken(self, error: Error | RamifyError) -> bytes:
-        """An error in a stream that has begun."""
+        """Make the event for an error in a stream that has begun."""
         return event(event_of_error(error))
 
     # ---
@@ -128,7 +128,7 @@ class Answers(Dialogue):
         return data or None
 
     def _ends(self, out: list[bytes], error: Error | RamifyError) -> bytes | Response:
-        """An error: a response of its own as long as nothing was sent, else an event."""
+        """End with an error: a response of its own as long as nothing was sent, else an event."""
         self.over = True
         if self.streams and (self._pieces(out) is not None or self._began):
             return b"".join(out) + self.broken(error)
@@ -140,21 +140,21 @@ def _failure(done: Done) -> Error:
 
 
 def text_parts(delta: Delta) -> list[Part]:
-    """The parts of a delta; all of it is text where the model's format has no parts."""
+    """Return the parts of a delta; all of it is text where the model's format has no parts."""
     if delta.parts is not None:
         return delta.parts
     return [Part(kind="text", text=delta.text)] if delta.text else []
 
 
 def counted(done: Sequence[Done]) -> dict[str, Any]:
-    """Tokens of all choices, as both APIs of completions say them. A prompt counts once."""
+    """Make `usage` of all choices, as both APIs of completions have it. A prompt counts once."""
     usages = [each.usage for each in done]
     prompt = usages[0].prompt if usages else 0
     return count_tokens(prompt, min((u.cached for u in usages), default=0), usages)
 
 
 def count_tokens(prompt: int, cached: int, usages: Sequence[Usage]) -> dict[str, Any]:
-    """`usage` for so many prompt tokens and what was generated. `queue_ms`: the longest wait."""
+    """Make `usage` for so many prompt tokens and what was generated. `queue_ms`: the longest wait."""
     output = sum(usage.output for usage in usages)
     thought = sum(usage.thought for usage in usages)
     return {
@@ -168,7 +168,7 @@ def count_tokens(prompt: int, cached: int, usages: Sequence[Usage]) -> dict[str,
 
 
 def noted(done: Sequence[Done]) -> dict[str, Any]:
-    """Fields of ours: how a constraint was read, and why a history was computed again."""
+    """Make our own fields: how a constraint was read, and why a history was computed again."""
     notes = list(dict.fromkeys(note for each in done for note in each.notes or ()))
     missed = next((each.miss for each in done if each.miss is not None), None)
     told: dict[str, Any] = {"notes": notes} if notes else {}
@@ -176,13 +176,13 @@ def noted(done: Sequence[Done]) -> dict[str, Any]:
 
 
 def spelled(vocabulary: Vocabulary, token: int) -> dict[str, Any]:
-    """A token as `logprobs` name it: text, and the bytes where a token is only part of a character."""
+    """Spell a token for `logprobs`: its text, and its bytes where it is only part of a character."""
     data = vocabulary[token] if token < len(vocabulary) else b""
     return {"token": data.decode(errors="replace"), "bytes": list(data)}
 
 
 def word(data: bytes) -> str:
-    """A token's text; the bytes of one that is part of a character, since names must differ."""
+    """Name a token by its text, or by its bytes if it is part of a character: names must differ."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -190,6 +190,6 @@ def word(data: bytes) -> str:
 
 
 def ranked(vocabulary: Vocabulary, entry: TokenLogprob, most: int) -> dict[str, Any]:
-    """One token's log-probability with its alternatives, as chats have it."""
+    """Make one token's log-probability with its alternatives, as chats have it."""
     top = [{**spelled(vocabulary, token), "logprob": logprob} for token, logprob in entry.top[:most]]
     return {**spelled(vocabulary, entry.token), "logprob": entry.logprob, "top_logprobs": top}

@@ -29,7 +29,7 @@ class ThinkingEffort(NamedTuple):
 
 
 def thinking(asked: Asked | None, most: int | None, served: Served, field: str) -> ThinkingEffort:
-    """What `asked` comes to. `most`: tokens of the answer, if they are given; `field`: how it was said.
+    """Turn an effort into settings. `most`: tokens of the answer, if given; `field`: the request's.
 
     Raises InvalidField.
     """
@@ -52,10 +52,10 @@ def thinking(asked: Asked | None, most: int | None, served: Served, field: str) 
 
 
 def described(served: Served) -> dict[str, Any]:
-    """The efforts that clients of our protocol can ask for.
+    """Describe the efforts that clients of our protocol can ask for.
 
-    They say it by `open.effort` (`told`), else by `generate.thought_tokens`: each effort has its most
-    tokens of a thought, and the part of the answer's tokens that they are at most.
+    They ask by `open.effort` (`told`), else by `generate.thought_tokens`: each effort has a bound in
+    tokens of a thought, and a bound as a part of the answer's tokens.
     """
     if not served.tells_effort and (not served.thinks or served.unthought == ""):
         return {"told": False, "efforts": {}}
@@ -66,7 +66,7 @@ def described(served: Served) -> dict[str, Any]:
 
 
 def switched(thinks: bool | None, served: Served, field: str) -> Asked | None:
-    """The effort that a yes or no stands for. Raises InvalidField."""
+    """Turn a yes or no into an effort. Raises InvalidField."""
     if thinks and (not served.thinks or served.unthought == ""):
         raise InvalidField(f"`{field}`: this model does not think: leave it out")
     return "none" if thinks is False else None

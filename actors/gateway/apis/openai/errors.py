@@ -48,7 +48,7 @@ _PATH = re.compile(r"^\$\[\d+\]\.?")
 def error_body(
     status: int, message: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """The JSON object of an error."""
+    """Make the JSON object of an error."""
     kind = _TYPES.get(status, "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -61,7 +61,7 @@ def error_answer(
     code: str | None = None,
     retry_ms: int | None = None,
 ) -> Response:
-    """A whole response."""
+    """Make the response for an error."""
     return _answer(status, error_body(status, message, param=param, code=code), retry_ms)
 
 
@@ -82,18 +82,18 @@ class Refused(BadRequest):
 
 
 def unknown_model(asked: str, served: str) -> Refused:
-    """The error for a model that is not served."""
+    """Make the error for a model that is not served."""
     message = f"the model {asked[:256]!r} is not served here: this server has {served!r}"
     return Refused(404, message, param="model", named="model_not_found")
 
 
 def told(error: Error | RamifyError) -> str:
-    """The message, as clients of these APIs can read it."""
+    """Write the message in words that clients of these APIs know."""
     return _too_long(error) if error.code == "too_long" else error.message
 
 
 def status_and_body(error: Error | RamifyError) -> tuple[int, dict[str, Any]]:
-    """The HTTP status and the JSON object for an error of a session, or one that was raised here."""
+    """Find HTTP status and JSON object for an error of a session, or one that was raised here."""
     if isinstance(error, Refused):
         status, code = error.status, error.named
     else:
@@ -102,7 +102,7 @@ def status_and_body(error: Error | RamifyError) -> tuple[int, dict[str, Any]]:
 
 
 def _too_long(error: Error | RamifyError) -> str:
-    """As OpenAI says it: branches are not known here."""
+    """Write the message as OpenAI does, whose clients know no branches."""
     details = error.details or {}
     most, tokens = details.get("max"), details.get("tokens", 0) + details.get("position", 0)
     if most is None or not tokens:
@@ -128,13 +128,13 @@ def check_result(where: str, ident: str, known: Container[str | None]) -> None:
 
 
 def of_error(error: Error | RamifyError) -> Response:
-    """The response for it."""
+    """Make the response for an error."""
     status, body = status_and_body(error)
     return _answer(status, body, error.retry_ms)
 
 
 def reshaped(response: Response) -> Response:
-    """An error of the gateway itself, in this API's shape; any other response as it is."""
+    """Bring an error of the gateway itself into this API's shape; return other responses as they are."""
     error = error_in(response)
     if error is None:
         return response
@@ -144,7 +144,7 @@ def reshaped(response: Response) -> Response:
 
 
 def param_of(details: dict[str, Any]) -> str | None:
-    """The field of the request that an error's details name."""
+    """Find the field of the request that an error's details name."""
     if isinstance(field := details.get("field"), str):
         return field
     if isinstance(path := details.get("path"), str):
@@ -153,5 +153,5 @@ def param_of(details: dict[str, Any]) -> str | None:
 
 
 def event_of_error(error: Error | RamifyError) -> dict[str, Any]:
-    """The event that ends a stream with an error."""
+    """Make the event that ends a stream with an error."""
     return status_and_body(error)[1]

@@ -174,7 +174,7 @@ class ResponsesDoor:
         return lane
 
     def _clear_one(self) -> None:
-        """The lane that is idle for longest goes. Raises LimitExceeded."""
+        """Drop the lane that has been idle for longest. Raises LimitExceeded if none is idle."""
         for stream_id, lane in self._lanes.items():
             if lane.idle:
                 lane.forget()
@@ -231,7 +231,7 @@ class ResponsesDoor:
         raise Refused(404, message, param=field, named="response_not_found")
 
     def _refuse_steering(self, message: bytes) -> None:
-        """Answered as the protocol has it for models that cannot."""
+        """Answer as the protocol asks where models cannot be steered."""
         given = msgspec.json.decode(message)
         error = {
             "type": "invalid_request_error",
@@ -271,7 +271,7 @@ class ResponsesDoor:
     # ---
 
     def _clear(self, lane: _Lane) -> None:
-        """A lane that holds nothing is none."""
+        """Drop a lane that holds nothing."""
         if lane.idle and lane.last is None and self._lanes.get(lane.stream_id) is lane:
             del self._lanes[lane.stream_id]
 

@@ -65,7 +65,7 @@ class Message(Struct, kw_only=True, frozen=True):
     )  # what a client made of the content: it sends it back with the message
 
     def chat(self, pictures: RequestPictures = NO_PICTURES, place: str = "") -> ChatMessage:
-        """The message, which stands at `place`, as a session's template takes it.
+        """Convert the message, which stands at `place`, to a session's.
 
         Raises InvalidField for bad `tool_calls`, and for pictures that are not taken.
         """
@@ -80,7 +80,7 @@ class Message(Struct, kw_only=True, frozen=True):
 
 
 def content_text(content: Content | None, pictures: RequestPictures, place: str) -> str:
-    """The text of a message's content, with the marks of its pictures."""
+    """Return the text of a message's content, with the marks of its pictures."""
     if content is None or isinstance(content, str):
         return pictures.text(content or "")
     told = list[str]()
@@ -95,5 +95,5 @@ def content_text(content: Content | None, pictures: RequestPictures, place: str)
 
 
 def chat_of(messages: Sequence[Message], pictures: RequestPictures) -> list[ChatMessage]:
-    """The messages as a session's template takes them. Raises InvalidField."""
+    """Convert messages to a session's. Raises InvalidField."""
     return [message.chat(pictures, f"messages[{i}]") for i, message in enumerate(messages)]

@@ -108,7 +108,7 @@ class StructuredOutputs(Struct, kw_only=True, frozen=True):
     structural_tag: StructuralTag | None = None
 
     def constraint(self) -> Constraint:
-        """The constraint in the form of `generate`. Raises InvalidField."""
+        """Convert the constraint to the form of `generate`. Raises InvalidField."""
         named = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
         if len(named) != 1:
             raise InvalidField(f"`structured_outputs` wants one of {', '.join(self.__struct_fields__)}")
@@ -293,7 +293,7 @@ class ChatRequest(_Settings, kw_only=True, frozen=True):
         return given or form
 
     def thinking(self, served: Served) -> ThinkingEffort:
-        """How much the model is to think. Raises InvalidField."""
+        """Tell how much the model is to think. Raises InvalidField."""
         given = self.chat_template_kwargs or TemplateSettings()
         asked = self.reasoning_effort or given.reasoning_effort
         name = "reasoning_effort"
@@ -307,12 +307,12 @@ class ChatRequest(_Settings, kw_only=True, frozen=True):
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of each answer, as far as it is given."""
+        """The most tokens of each answer, if given."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def choice_of_tool(self) -> str:
-        """As `generate.tool_choice`."""
+        """The choice of a tool, as `generate.tool_choice` has it."""
         if isinstance(self.tool_choice, NamedTool):
             return self.tool_choice.function.name
         return self.tool_choice or "auto"
@@ -346,7 +346,7 @@ class CompletionRequest(_Settings, kw_only=True, frozen=True):
 
     @property
     def prompts(self) -> "list[str | list[int]]":
-        """One or more, as text or as tokens. Raises InvalidField."""
+        """The prompts: one or more, as text or as tokens. Raises InvalidField."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]
@@ -357,12 +357,12 @@ class CompletionRequest(_Settings, kw_only=True, frozen=True):
 
 
 def seed_of(seed: int | None) -> Seed | None:
-    """Our seeds are not negative."""
+    """Make a seed of ours, which is not negative."""
     return None if seed is None else seed % 2**63
 
 
 def decode(body: bytes, kind: type[R]) -> R:
-    """The request in `body`. Raises BadRequest that names the field in `details["field"]`."""
+    """Decode the request in `body`. Raises BadRequest that names the field in `details["field"]`."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -377,7 +377,7 @@ def decode(body: bytes, kind: type[R]) -> R:
 def bad_request(
     message: str, mends: Mapping[str, str] = {}, unserved: Mapping[str, str] = NOT_SERVED
 ) -> BadRequest:
-    """msgspec says: what is wrong - at `$.path`; the field stands in the text where it is unknown."""
+    """Make our error of msgspec's: what is wrong - at `$.path`; its text names an unknown field."""
     told, field = _told(message, unserved)
     first, _, rest = (field or "").partition(".")
     last = rest.rpartition(".")[2].partition("[")[0]  # of a list's entry the list
@@ -386,7 +386,7 @@ def bad_request(
 
 
 def _told(message: str, unserved: Mapping[str, str]) -> tuple[str, str | None]:
-    """The message of an error, and the field it names."""
+    """Return the message of an error, and the field that it names."""
     what, _, where = message.partition(" - at `$")
     path = where.removesuffix("`").removeprefix(".")
     if what.startswith("Object contains unknown field `"):

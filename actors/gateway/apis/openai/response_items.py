@@ -63,7 +63,7 @@ class CallItem(Struct, frozen=True, tag_field="type", tag="function_call", kw_on
 
     @property
     def told(self) -> str:
-        """As the model is told the tool's name."""
+        """The tool's name as the model is told it."""
         return within(self.namespace, self.name)
 
 
@@ -90,12 +90,12 @@ Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
 
 
 def within(namespace: str | None, name: str) -> str:
-    """The name of a tool with that of its namespace, in letters that all templates take."""
+    """Join the names of a tool and of its namespace, in letters that all templates take."""
     return name if namespace is None else f"{namespace}__{name}"
 
 
 def kept_item(item: JsonObject, unique: str, *, images: bool) -> JsonObject:
-    """An item of the input as it is kept, with an id. `images`: with the files of its pictures."""
+    """Make an item of the input as it is kept, with an id. `images`: with the files of its pictures."""
     kind = item.get("type", "message")
     prefix = _PREFIXES.get(kind, "item")
     shown: JsonObject = {"type": kind, "status": "completed", **item}
@@ -121,7 +121,7 @@ _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "f
 
 
 def input_items(values: list[Any]) -> list[Item]:
-    """The items; a message may come without a type. All in one go: there may be 16,384."""
+    """Decode the items; a message may come without a type. All in one go: there may be 16,384."""
     typed = [
         {"type": "message", **value} if isinstance(value, dict) and "type" not in value else value
         for value in values
@@ -133,7 +133,7 @@ def input_items(values: list[Any]) -> list[Item]:
 
 
 def chat_of_items(items: Iterable[Item], pictures: RequestPictures) -> Iterable[ChatMessage]:
-    """Thoughts, text and calls of one turn of the assistant are items, and become one message.
+    """Join items to messages: thoughts, text and calls of one turn of the assistant become one.
 
     Raises BadRequest for pictures that are not taken.
     """
@@ -172,7 +172,7 @@ def chat_of_items(items: Iterable[Item], pictures: RequestPictures) -> Iterable[
 
 
 def _told(content: "Text | Parts", pictures: RequestPictures, place: str) -> str:
-    """The text of an item's content, with the marks of its pictures."""
+    """Return the text of an item's content, with the marks of its pictures."""
     if isinstance(content, str):
         return pictures.text(content)
     told = list[str]()

@@ -38,7 +38,7 @@ class Events:
         return self._next - 1
 
     def of(self, kind: str, **fields: Any) -> bytes:
-        """The next event."""
+        """Make the next event."""
         value = {"type": kind, "sequence_number": self._next, **self._fields, **fields}
         self._next += 1
         if self.last <= self.after:
@@ -52,7 +52,7 @@ class Events:
         return self._frame("error", msgspec.json.encode(value))
 
     def text(self, where: bytes, text: str) -> bytes:
-        """The event that almost all are, as `of` would write it, in a third of the time."""
+        """Write the commonest kind of event as `of` would, in a third of the time."""
         self._next += 1
         if self.last <= self.after:
             return b""
@@ -61,7 +61,7 @@ class Events:
 
 
 def server_sent(kind: str, data: bytes) -> bytes:
-    """A server-sent event with its name."""
+    """Make a server-sent event with its name."""
     return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
 
@@ -85,7 +85,7 @@ class OutputItem(ABC):
 
     @abstractmethod
     def shown(self, status: str) -> JsonObject:
-        """The item as JSON, as far as it is written."""
+        """Make the item's JSON, as far as it is written."""
 
     def opened(self, events: Events) -> bytes:
         item = self.shown("in_progress")
@@ -93,7 +93,7 @@ class OutputItem(ABC):
 
     @abstractmethod
     def says(self, events: Events, text: str, logprobs: list[JsonObject]) -> bytes:
-        """More of its text or arguments."""
+        """Add to its text or arguments. Returns the events."""
 
     def closed(self, events: Events, status: str) -> bytes:
         item = self.shown(status)
@@ -218,13 +218,13 @@ class OutputWriter:
         self._open: OutputItem | None = None
 
     def shown(self, status: str) -> list[JsonObject]:
-        """All items of an output that has ended so."""
+        """Make the JSON of all items of an output that has ended with `status`."""
         return [
             item.shown("completed" if status == "completed" else "incomplete") for item in self.items
         ]
 
     def say(self, delta: Delta) -> bytes:
-        """More is said."""
+        """Add what a delta brings. Returns the events."""
         out = b""
         unsaid = [ranked(self._vocabulary, each, self._top) for each in delta.logprobs or ()]
         for part in text_parts(delta):
@@ -247,7 +247,7 @@ class OutputWriter:
         return out
 
     def end(self, *, completed: bool, spoken: bool = True) -> bytes:
-        """Nothing more is said. `spoken`: an answer is a message, even if it is empty."""
+        """End the output. `spoken`: an answer is a message, even if it is empty."""
         out = b""
         if spoken and not self.items:
             out += self._switch(MessageOutput(0, f"msg_{self._name()}"))

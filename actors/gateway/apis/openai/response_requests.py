@@ -58,7 +58,7 @@ class FunctionTool(Struct, frozen=True, tag_field="type", tag="function", kw_onl
     strict: bool | None = None
 
     def declared(self, namespace: str | None = None) -> list[JsonObject]:
-        """As `open.tools` has it. `namespace`: it is one of these tools."""
+        """Convert the tool to the form of `open.tools`. `namespace`: the one that has it."""
         name = within(namespace, self.name)
         function: JsonObject = {"name": name, "parameters": self.parameters or {}}
         if self.description is not None:
@@ -86,7 +86,7 @@ class NamespaceTool(Struct, frozen=True, tag_field="type", tag="namespace", kw_o
     tools: Annotated[list[FunctionTool], Meta(max_length=1024)]
 
     def declared(self) -> list[JsonObject]:
-        """As `open.tools` has them."""
+        """Convert the tools to the form of `open.tools`."""
         return [each for tool in self.tools for each in tool.declared(self.name)]
 
     def shown(self) -> JsonObject:
@@ -205,15 +205,15 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def effort(self) -> Asked | None:
-        """How much to think, as it was said."""
+        """How much to think, as the request has it."""
         return self.reasoning.effort if self.reasoning is not None else None
 
     def thinking(self, served: Served) -> ThinkingEffort:
-        """How much the model is to think. Raises InvalidField."""
+        """Tell how much the model is to think. Raises InvalidField."""
         return thinking(self.effort, self.max_output_tokens, served, "reasoning.effort")
 
     def items(self, unique: str) -> list[JsonObject]:
-        """The input as items with ids. `unique`: what the ids are made of."""
+        """Make the items of the input, with ids. `unique`: what the ids are made of."""
         if self.input is None:
             return []
         given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
@@ -226,11 +226,11 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
         return True
 
     def declared(self) -> list[JsonObject] | None:
-        """As `open.tools`."""
+        """Convert all tools to the form of `open.tools`."""
         return [each for tool in self.tools or () for each in tool.declared()] or None
 
     def namespaces(self) -> dict[str, tuple[str, str]]:
-        """Namespace and name of tools that have one, by the name that the model is told."""
+        """Map the name that the model is told to namespace and name, for tools that have a namespace."""
         return {
             within(space.name, tool.name): (space.name, tool.name)
             for space in self.tools or ()
@@ -240,7 +240,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def choice_of_tool(self) -> str:
-        """As `generate.tool_choice`."""
+        """The choice of a tool, as `generate.tool_choice` has it."""
         if isinstance(self.tool_choice, ToolOfName):
             return self.tool_choice.name
         return self.tool_choice or "auto"
@@ -258,7 +258,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
     def messages(
         self, *, instructed: bool, pictures: RequestPictures = NO_PICTURES
     ) -> list[ChatMessage]:
-        """The messages to append. `instructed`: the branch begins with the instructions already.
+        """Make the messages to append. `instructed`: the branch begins with the instructions already.
 
         Raises BadRequest.
         """
@@ -298,5 +298,5 @@ class LaneRequest(ResponseRequest, frozen=True, kw_only=True):
 
 
 def checksum(instructions: str | None) -> int:
-    """0: there are none."""
+    """Hash the instructions; 0: there are none."""
     return zlib.crc32(instructions.encode()) | 1 << 32 if instructions else 0

@@ -71,7 +71,7 @@ class ResponseDialogue(Dialogue):
         *,
         known: Served = Served(),  # noqa: B008 - it is immutable
     ) -> None:
-        """`known`: of the model. Raises BadRequest."""
+        """`known`: what is known of the model. Raises BadRequest."""
         if request.input is None and request.generates:
             raise BadRequest("missing parameter: `input`", details={"field": "input"})
         self.streams = bool(request.stream) or events is not None
@@ -130,7 +130,7 @@ class ResponseDialogue(Dialogue):
         return self.over and self._done is not None and self._done is not _FAILED
 
     def forget(self) -> list[ClientMessage]:
-        """Drop the branch of a response that cannot be continued."""
+        """Make the ops that drop the branch of a response that cannot be continued."""
         return [Drop(id=FORGET, branch=self.branch)]
 
     def abandon(self) -> list[ClientMessage]:
@@ -307,7 +307,7 @@ class ResponseDialogue(Dialogue):
         return b"".join(out) + self._events.of(end_of(status), response=whole)
 
     def _fails(self, out: list[bytes], error: Error | RamifyError) -> bytes | Response | None:
-        """A response of its own as long as nothing was sent, else an event."""
+        """End with an error: a response of its own as long as nothing was sent, else an event."""
         if self._request.previous_response_id is not None and error.code in ("no_session", "no_branch"):
             error = previous_not_found(self._request.previous_response_id)
         shown = error_body(500, error.message, code="server_error")["error"]
@@ -350,7 +350,7 @@ class ResponseDialogue(Dialogue):
 
 
 def _asked(request: ResponseRequest) -> JsonObject:
-    """What a response object repeats of its request."""
+    """Make the fields of a response object that repeat its request."""
     choice = request.tool_choice
     named = {"type": "function", "name": request.choice_of_tool}
     form = request.text.format if request.text is not None else None
@@ -377,7 +377,7 @@ def _asked(request: ResponseRequest) -> JsonObject:
 
 
 def _briefly(shown: JsonObject) -> JsonObject:
-    """A response object without what its client has given at length; it says what that is."""
+    """Shorten a response object by what its client gave at length; the object says what that is."""
     left_out = ["instructions", "text.format", "tools"]
     form = {"format": {"type": shown["text"]["format"]["type"]}}
     tools = [_named(tool) for tool in shown["tools"]]
@@ -392,13 +392,13 @@ def _named(tool: JsonObject) -> JsonObject:
 
 
 def keyed(response: JsonObject, key: str) -> JsonObject:
-    """The response with the session's key in its ids. What is stored has none ("")."""
+    """Put the session's key into the ids of a response. What is stored has none ("")."""
     ids = {name: response.get(name) for name in IDS}
     return {**response, **{n: with_key(i, key) for n, i in ids.items() if isinstance(i, str)}}
 
 
 def previous_not_found(ident: str) -> Refused:
-    """As OpenAI says it."""
+    """Make the error as OpenAI words it."""
     message = (
         f"the previous response with id {ident[:64]!r} is not kept here: it had `store: false`, was "
         "deleted, or its session has ended; send the conversation as `input`"
@@ -413,25 +413,25 @@ def _last(ops: Sequence[ClientMessage]) -> int | None:
 
 
 def status_of(reason: str | None) -> str:
-    """The status of a response whose generation ended so."""
+    """The status of a response whose generation ended for `reason`."""
     if reason in ("cancelled", "error"):
         return "failed" if reason == "error" else "cancelled"
     return "incomplete" if reason in ("length", "deadline") else "completed"
 
 
 def incompleteness(status: str) -> JsonObject | None:
-    """`incomplete_details`: a deadline is no reason that OpenAI knows."""
+    """Make `incomplete_details`. A deadline is no reason that OpenAI knows."""
     return {"reason": "max_output_tokens"} if status == "incomplete" else None
 
 
 def end_of(status: str) -> str:
-    """The last event of a response that ended so."""
+    """The last event of a response that ended with `status`."""
     known = status if status in ("completed", "failed") else "incomplete"
     return f"response.{known}"
 
 
 def counted_tokens(usage: Usage) -> JsonObject:
-    """`usage` of a response."""
+    """Make `usage` of a response."""
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},

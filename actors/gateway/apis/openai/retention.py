@@ -31,14 +31,14 @@ _PART = re.compile(r"(\d{1,12}(?:\.\d{0,12})?)(ns|us|µs|ms|s|m|h)", re.ASCII)
 
 
 def retaining(seconds: float | None) -> list[ClientMessage]:
-    """The op that keeps it so long, if the request says anything of it."""
+    """Make the op that keeps the branch for `seconds`, if the request says anything of it."""
     return [Set(id=RETAIN, retain_s=seconds)] if seconds else []
 
 
 def hinting(
     ident: int, hints: KvHints | None, seconds: float | None, branch: BranchName = "main"
 ) -> list[ClientMessage]:
-    """The op behind an answer that does what `kv_hints` suggest, or asks how much of it is retained."""
+    """Make the op behind an answer that passes `kv_hints` on, or asks how much of it is retained."""
     if hints is None and seconds:
         lease = KvAction("", "kv.retain", "1.0", {"duration": seconds})
         hints = KvHints("0.1", OWN, [lease])
@@ -46,7 +46,7 @@ def hinting(
 
 
 class Hinted:
-    """Holds the ends of an answer back until it is known what became of its hints. `told`: that.
+    """Holds back the ends of an answer until the reply about its hints comes. `told`: its fields.
 
     `due`: the op that says so, if it is not among `ops`; `kept` tells its outcomes.
     """
@@ -64,7 +64,7 @@ class Hinted:
         self.told: JsonObject = {}
 
     def order(self, messages: Iterable[ServerMessage]) -> Iterator[ServerMessage]:
-        """What has come, and what was held back."""
+        """Yield what has come, and what was held back."""
         for message in messages:
             if self._due is not None and isinstance(message, Done) and message.reason != "error":
                 self._late.append(message)
@@ -81,7 +81,7 @@ class Hinted:
 
 
 def hinted(reply: Ok | Error) -> JsonObject:
-    """The fields of an answer that say what became of it: retention is told where it falls short."""
+    """Make the fields that say what became of hints. Retention is told where it falls short."""
     if isinstance(reply, Error):
         return {"kv_hints": {"error": reply.message}} if reply.code != "skipped" else {}
     told = (reply.result or {}).get("kv_hints")
@@ -93,15 +93,15 @@ def hinted(reply: Ok | Error) -> JsonObject:
 
 
 def seconds_of(retention: Retention | None, key: str | None) -> float | None:
-    """Of OpenAI's fields. A key alone means that requests with the same prefix follow soon."""
+    """Read OpenAI's fields. A key alone means that requests with the same prefix follow soon."""
     if retention == "24h":
         return DAY_S
     return IN_MEMORY_S if retention is not None or key else None
 
 
 def seconds_alive(keep_alive: float | str | None) -> float | None:
-    """Of Ollama's `keep_alive`: seconds, or a duration as Go writes it ("1h30m"); below 0: as long as
-    there may be. Raises InvalidField.
+    """Read Ollama's `keep_alive`: seconds, or a duration as Go writes it ("1h30m"); below 0: the longest
+    time that there is. Raises InvalidField.
     """
     if keep_alive is None:
         return None

@@ -52,7 +52,7 @@ MOST_ITEMS = 100  # in a page, as with OpenAI
 
 
 def _given(query: str) -> dict[str, str]:
-    """The fields of a URL. Raises BadRequest."""
+    """Read the fields of a URL. Raises BadRequest."""
     try:
         given = parse_qs(query, keep_blank_values=True, max_num_fields=32)
     except ValueError:
@@ -65,7 +65,7 @@ def _number(text: str) -> int | None:
 
 
 def streamed_after(query: str, stored: Stored) -> int | None:
-    """The last event that a client has who wants the stream (-1: none); None: the object is wanted.
+    """Find the last event that the client has (-1: none); None: it wants the object, no stream.
 
     Raises BadRequest.
     """
@@ -96,7 +96,7 @@ class ItemPage(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, query: str) -> "ItemPage":
-        """Of a URL. Raises BadRequest."""
+        """Read the page from a URL. Raises BadRequest."""
         given = _given(query)
         limit, order = _number(given.get("limit", "20")) or 0, given.get("order", "desc")
         if not 1 <= limit <= MOST_ITEMS:
@@ -106,7 +106,7 @@ class ItemPage(msgspec.Struct, frozen=True):
         return cls(limit, order, given.get("after"))
 
     def cut(self, items: list[JsonObject]) -> JsonObject:
-        """The page of `items`, which are in the order of the input."""
+        """Cut the page out of `items`, which are in the order of the input."""
         ordered = items if self.order == "asc" else items[::-1]
         begin = 0
         if self.after is not None:
@@ -137,7 +137,7 @@ class _KeptTool(msgspec.Struct):
 
 
 class _KeptResponse(msgspec.Struct):
-    """What is read of an object that is kept."""
+    """The fields that are read of a kept object."""
 
     id: str
     status: str
@@ -146,7 +146,7 @@ class _KeptResponse(msgspec.Struct):
 
 
 def _kept_as(branch: BranchState, key: str, ident: str) -> JsonObject | None:
-    """The object that is kept, if it has this id: one that was altered may open the branch, too."""
+    """Return the kept object if it has this id: an id that was altered may open the branch, too."""
     kept = (branch.meta or {}).get(META)
     found = keyed(kept, key) if isinstance(kept, dict) else {}
     try:  # `meta` may be written by whoever has the session
@@ -284,7 +284,7 @@ class RetoldDialogue(Dialogue):
     # ---
 
     def _look(self, out: list[bytes], branch: BranchState, op: int | None) -> bytes | Response | None:
-        """What the branch is now; the end, if it is over and all is said."""
+        """Look at the branch. Returns the end of the answer, if the response is over and all is told."""
         over = self._kept["status"] not in UNDER_WAY
         if not self.streams and (over or branch.running is not None or branch.reason is None):
             self.over = True
@@ -317,7 +317,7 @@ class RetoldDialogue(Dialogue):
         return created + events.of("response.in_progress", response=begun)
 
     def _ends(self, out: list[bytes], branch: BranchState, status: str | None) -> bytes | Response:
-        """`status`: of a response that nobody has kept as it ended."""
+        """End the answer. `status`: of a response whose object was not kept as it ended."""
         assert self._output is not None
         self.over = True
         whole, events = self._kept, self._events
@@ -353,7 +353,7 @@ class RetoldDialogue(Dialogue):
 
 
 def not_found(ident: str) -> Refused:
-    """404: it was never kept, or is not any more."""
+    """Make the 404: the response was never kept, or is not any more."""
     message = (
         f"the response {ident[:64]!r} is not kept here: it had `store: false`, was too long to be "
         "kept, was deleted, or its session has ended"

@@ -56,7 +56,7 @@ class _Triggered(_Struct, frozen=True):
 def structural_constraint(
     structures: list[Any] | None, triggers: list[str] | None, form: JsonObject | None
 ) -> Constraint:
-    """The constraint of a `structural_tag`. Raises InvalidField."""
+    """Make the constraint of a `structural_tag`. Raises InvalidField."""
     if (structures is None) == (form is None):
         raise InvalidField("`response_format` of a structural tag has `structures` or a `format`")
     try:

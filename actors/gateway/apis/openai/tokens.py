@@ -72,7 +72,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             check_json(self.tools, "tools")
 
     def ops(self) -> list[ClientMessage]:
-        """The frame that puts it on a branch."""
+        """Make the frame that puts the text or chat on a branch."""
         text = self.content if self.prompt is None else self.prompt
         told = None if self.messages is None else chat_of(self.messages, _TEXT_ALONE)
         opened = Open(detach="cancel", ttl_s=0.0, tools=self.tools or None)
@@ -137,7 +137,7 @@ class TokenizeAnswers(Dialogue):
 
 
 def detokenized(request: DetokenizeRequest, vocabulary: Vocabulary, served: Served) -> Response:
-    """The text of some ids, under vLLM's name and llama.cpp's. Raises BadRequest."""
+    """Make the text of some ids, under vLLM's name and llama.cpp's. Raises BadRequest."""
     ids = request.tokens
     if len(ids) > served.context:
         message = f"`tokens` holds {len(ids)} ids, and a context {served.context}: send fewer"
@@ -151,5 +151,5 @@ def detokenized(request: DetokenizeRequest, vocabulary: Vocabulary, served: Serv
 
 
 def _spelled(ids: Sequence[int], vocabulary: Vocabulary, served: Served) -> list[bytes]:
-    """What each id stands for, control tokens as a prompt spells them."""
+    """Return the bytes of each id. Control tokens are spelled as prompts spell them."""
     return [served.control.get(each) or vocabulary[each] for each in ids]

@@ -52,7 +52,7 @@ class AccessTokens:
         self._by_name = {one.name: one for one in self._accepted.values()}
 
     def configured(self, token: str) -> Credential | None:
-        """The credential of a token that the server was configured with (these may mint)."""
+        """Find the credential of a token that the server was configured with (these may mint)."""
         return self._accepted.get(digest_of(token))
 
     def accepts(self, token: str | None, now: float) -> bool:
@@ -63,7 +63,7 @@ class AccessTokens:
         return digest in self._accepted or self._minted.holds(digest, now)
 
     def admit(self, token: str, now: float) -> Credential | None:
-        """The credential that opens a connection with the token now; None: the token is refused.
+        """Find the credential that opens a connection with the token now; None: the token is refused.
 
         A minted token is used up by this, and stands for whoever minted it: without a digest.
         """
@@ -74,14 +74,14 @@ class AccessTokens:
         return found
 
     def current(self, held: Credential) -> Credential | None:
-        """A socket's credential as it is configured now; None if it was taken away."""
+        """Find a socket's credential as it is configured now; None if it was taken away."""
         found = self._accepted.get(held.digest) if held.digest else self._by_name.get(held.name)
         if found is None or found.name != held.name:
             return None
         return found if held.digest else msgspec.structs.replace(found, digest=b"")
 
     def mint(self, minter: Credential, now: float) -> str:
-        """A token for one connection within `ttl_s`. Raises Overloaded if too many of it are unused."""
+        """Mint a token for one connection within `ttl_s`. Raises Overloaded if too many are unused."""
         token = "t_" + secrets.token_urlsafe(24)
         most = max(LEAST_MINTED, MINTED_MAX // len(self._by_name))
         if not self._minted.add(digest_of(token), minter.name, now + self.ttl_s, now, most):
@@ -93,7 +93,7 @@ class AccessTokens:
 
 
 def bearer_header(value: str | None) -> str | None:
-    """The token of an `Authorization` header; None without a header, "" if it holds no bearer."""
+    """Read the token of an `Authorization` header; None without a header, "" if it holds no bearer."""
     if value is None:
         return None
     scheme, _, token = value.strip().partition(" ")
@@ -101,12 +101,12 @@ def bearer_header(value: str | None) -> str | None:
 
 
 def shown_token(headers: Mapping[str, str]) -> str | None:
-    """The token that an API's client shows: a bearer, or as Anthropic's clients do."""
+    """Read the token that an API's client shows: a bearer, or as Anthropic's clients do."""
     return bearer_header(headers.get("authorization")) or headers.get("x-api-key")
 
 
 def bearer_subprotocol(offered: Iterable[str]) -> str | None:
-    """The token among the subprotocols offered; None if there is none, "" if it is malformed."""
+    """Read the token among the subprotocols offered; None if there is none, "" if it is malformed."""
     for name in offered:
         if name.startswith(BEARER_PREFIX):
             text = name[len(BEARER_PREFIX) :]
@@ -167,7 +167,7 @@ class HostPolicy:
 
 
 def split_host(header: str) -> tuple[str, int | None] | None:
-    """A `Host` header as (lower-case name without brackets, port or None); None if malformed."""
+    """Split a `Host` header into lower-case name without brackets, and port; None if malformed."""
     text = header.strip().lower()
     if text.startswith("["):
         name, bracket, rest = text[1:].partition("]")

@@ -5,7 +5,7 @@ Pure: time is an argument.
 
 
 class _Bucket:
-    """`rate` a second flow in, up to `burst`."""
+    """Base: `rate` tokens a second flow in, up to `burst`."""
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
         self._rate = rate
@@ -14,7 +14,7 @@ class _Bucket:
         self._at = now
 
     def set_rate(self, rate: float, burst: float, now: float) -> None:
-        """Another rate from now on. What was taken stays taken."""
+        """Change the rate from now on. What was taken stays taken."""
         self._refill(now)
         self._rate, self._burst = rate, burst
         self.level = min(self.level, burst)

@@ -105,15 +105,15 @@ class SocketLimits:
         return wait
 
     def enter(self, guest: Guest | None) -> None:
-        """Another request begins, whose client may be unknown."""
+        """Begin another request, whose client may be unknown."""
         self._guest = guest
 
     def known(self, now: float) -> None:
-        """The client has shown a token: what it cost before is no stranger's."""
+        """Note that the client has shown a token: what it cost before is not charged to its address."""
         self._leave(now, known=True)
 
     def end(self, now: float) -> None:
-        """The socket is gone, or its request is answered."""
+        """End: the socket is gone, or its request is answered."""
         self._leave(now, known=False)
 
     def _leave(self, now: float, *, known: bool) -> None:

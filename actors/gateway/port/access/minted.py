@@ -39,7 +39,7 @@ class Minted(Protocol):
         ...
 
     def take(self, digest: bytes, now: float) -> str | None:
-        """Forget the token. Its minter if it was there and has not expired: at most once per `add`."""
+        """Take the token out. Returns its minter, unless it has expired: once per `add`."""
 
     def holds(self, digest: bytes, now: float) -> bool:
         """Whether the token can still be taken."""
@@ -134,7 +134,7 @@ class SharedMinted:
         self._table.close()
 
     def _places(self, digest: bytes) -> Iterator[int]:
-        """Where in the table the token may be."""
+        """Find the cells of the table in which the token may be."""
         first = int.from_bytes(digest[:8])
         for i in range(min(_PROBES, self._cells)):
             yield (first + i) % self._cells * _RECORD.size
@@ -152,5 +152,5 @@ class SharedMinted:
 
 
 def table_bytes(most: int) -> int:
-    """The size of a shared table for `most` tokens."""
+    """The size in bytes of a shared table for `most` tokens."""
     return most * _SPARSE * _RECORD.size

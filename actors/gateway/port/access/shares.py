@@ -35,18 +35,18 @@ class Share:
         self._frames = DebtBucket(*self._rate(FRAMES_PER_OP * self._limits.ops_per_second), now)
 
     def configure(self, limits: CredentialLimits, now: float) -> None:
-        """Other limits from now on."""
+        """Change the limits from now on."""
         self._limits = limits
         self._scale(now)
 
     def told(self, elsewhere: int, now: float) -> None:
-        """How many sockets other processes have."""
+        """Note how many sockets other processes have."""
         if elsewhere != self.elsewhere:
             self.elsewhere = elsewhere
             self._scale(now)
 
     def enter(self, now: float) -> None:
-        """One more socket. Raises LimitExceeded if there are enough."""
+        """Count one more socket. Raises LimitExceeded if there are enough."""
         most = self._limits.sockets
         if self.metered and self.usage.sockets + self.elsewhere >= most:
             raise LimitExceeded(
@@ -57,7 +57,7 @@ class Share:
         self._scale(now)
 
     def leave(self, now: float) -> None:
-        """One socket less."""
+        """Count one socket less."""
         self.usage.sockets -= 1
         self._scale(now)
 
@@ -86,7 +86,7 @@ class Share:
         return max(self._bytes.wait(now), self._frames.wait(now)) if self.metered else 0.0
 
     def _rate(self, whole: float) -> tuple[float, float]:
-        """This process' part of a rate, and the burst."""
+        """Work out this process' part of a rate, and the burst."""
         here = max(1, self.usage.sockets)
         part = whole * here / (here + self.elsewhere)
         return part, max(1.0, part * BURST_S)
@@ -106,7 +106,7 @@ class Shares:
         self._totals: Mapping[str, int] = {}
 
     def of(self, credential: Credential, now: float) -> Share:
-        """The share of a credential, which is made when it first comes."""
+        """Find the share of a credential, which is made when it first comes."""
         share = self._by_name.get(credential.name)
         if share is None:
             share = self._by_name[credential.name] = Share(credential, now)
@@ -114,22 +114,22 @@ class Shares:
         return share
 
     def told(self, elsewhere: Mapping[str, int], now: float) -> None:
-        """How many sockets each credential has in other processes."""
+        """Note how many sockets each credential has in other processes."""
         self._totals = elsewhere
         for name, share in self._by_name.items():
             share.told(elsewhere.get(name, 0), now)
 
     def configure(self, credential: Credential, now: float) -> None:
-        """A credential has other limits from now on."""
+        """Change the limits of a credential from now on."""
         share = self._by_name.get(credential.name)
         if share is not None:
             share.configure(credential.limits, now)
 
     def usage(self) -> dict[str, CredentialUsage]:
-        """The use of each credential that has been here."""
+        """Count what each credential that has been here uses."""
         return {name: share.usage for name, share in self._by_name.items()}
 
     @property
     def elsewhere(self) -> int:
-        """Sockets of everybody in other processes."""
+        """Sockets of all clients in other processes."""
         return sum(self._totals.values())

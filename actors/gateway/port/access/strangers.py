@@ -28,7 +28,7 @@ KEPT = 4096  # addresses that are remembered without a socket
 
 
 class _Address:
-    """The account. `sockets`: how many it has that have not shown a token."""
+    """The account of an address. `sockets`: how many have not shown a token."""
 
     __slots__ = ("bucket", "name", "sockets")
 
@@ -58,7 +58,7 @@ class Guest:
         return self._address.bucket.wait(now)
 
     def leave(self, now: float, *, known: bool) -> None:
-        """The socket ended, or (`known`) has shown a token: then its charges are given back."""
+        """Note that the socket ended, or (`known`) has shown a token, which gives its charges back."""
         if known:
             self._address.bucket.spend(-self._spent, now)
         self._spent = 0.0
@@ -75,7 +75,7 @@ class Strangers:
         self._idle: dict[str, _Address] = {}  # without a socket, in the order of their last one's end
 
     def stands_for_many(self, address: str) -> bool:
-        """Whether it is a proxy's."""
+        """Whether the address is a proxy's."""
         return bool(self._proxies) and network_of(address) in self._proxies
 
     def refuses(self, address: str, now: float) -> bool:
@@ -87,7 +87,7 @@ class Strangers:
         )
 
     def enter(self, address: str, now: float) -> Guest:
-        """A new socket."""
+        """Count a new socket."""
         name = network_of(address)
         found = self._busy.get(name) or self._idle.pop(name, None) or _Address(name, now)
         self._busy[name] = found
@@ -97,7 +97,7 @@ class Strangers:
         return guest
 
     def left(self, address: _Address) -> None:
-        """One of its sockets ended or is known."""
+        """Note that a socket of the address ended or is known."""
         address.sockets -= 1
         if not address.sockets:
             del self._busy[address.name]
@@ -113,7 +113,9 @@ class Idler(Protocol):
 
 
 class Idle:
-    """Those that wait, of all clients: at most `most`. With one more, who has most loses its oldest."""
+    """The waiting connections of all clients, at most `most`. With one more, the address that has
+    most of them loses its oldest.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -124,7 +126,7 @@ class Idle:
         return self._count
 
     def enter(self, address: str, number: int, idler: Idler) -> None:
-        """One more, which is not here."""
+        """Add a connection that is not here yet."""
         self._of.setdefault(network_of(address), {})[number] = idler
         self._count += 1
         if self._count > self._most:
@@ -141,7 +143,7 @@ class Idle:
 
 
 def network_of(address: str) -> str:
-    """The account of an address: an IPv4 address, or the first 64 bits of an IPv6 one."""
+    """Name the account of an address: an IPv4 address, or the first 64 bits of an IPv6 one."""
     if ":" not in address:
         return address
     try:

@@ -17,7 +17,9 @@ EVENTS = "text/event-stream; charset=utf-8"
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """`share` counts its connection. `media`: the type of the answer's body, where it is a stream;
+    """A request that a session answers.
+
+    `share` counts its connection. `media`: the type of the answer's body, where it is a stream;
     `headers`: more of that answer's."""
 
     dialogue: Dialogue
@@ -49,7 +51,7 @@ class Apis(msgspec.Struct, frozen=True):
     doors: Mapping[str, DoorKind] = {}
 
     def at(self, path: str, headers: Mapping[str, str]) -> Api | None:
-        """The API over HTTP that is spoken at `path`; None: the path belongs to none."""
+        """Find the API over HTTP that is spoken at `path`; None: the path belongs to none."""
         for api in self.http:
             if api.spoken_at(path, headers):
                 return api
@@ -66,7 +68,7 @@ def accept(
     media: str = EVENTS,
     headers: Mapping[str, str] = {},
 ) -> Accepted:
-    """Count it. Raises LimitExceeded."""
+    """Count a request as accepted. Raises LimitExceeded."""
     share = hub.shares.of(credential, now)
     share.received(len(request.body), 1, now)
     share.admit(len(dialogue.ops), now)
@@ -75,13 +77,13 @@ def accept(
 
 
 def may_ask(request: HttpRequest, hub: Hub) -> bool:
-    """Whether it shows a token, where one is needed. Uses nothing up."""
+    """Whether a request shows a token, where one is needed. Uses nothing up."""
     token = shown_token(request.headers)
     return not hub.tokens.required or hub.tokens.accepts(token, hub.clock.now())
 
 
 def credential_of(request: HttpRequest, hub: Hub, now: float, *, spends: bool) -> Credential | None:
-    """The credential of a request; None: it is refused. `spends`: use up a minted token."""
+    """Find the credential of a request; None: it is refused. `spends`: use up a minted token."""
     if not hub.tokens.required:
         return NOBODY
     token = shown_token(request.headers)

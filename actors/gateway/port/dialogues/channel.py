@@ -49,7 +49,7 @@ class Channel(DialogueRun):
         return self._over
 
     def send(self, ops: list[ClientMessage]) -> None:
-        """More ops for the session, while the dialogue runs."""
+        """Send more ops to the session, while the dialogue runs."""
         if not self._over:
             self._reply(self._binding.route(ops, 0))
 
@@ -58,8 +58,8 @@ class Channel(DialogueRun):
         self._binding.throttle(throttled)
 
     def release(self, ops: Sequence[ClientMessage] = ()) -> None:
-        """The socket is gone, or nobody comes back to the session: what runs is cancelled, unless the
-        dialogue outlives its client. `ops`: a last word to the session. May be called again."""
+        """Leave the session: the socket is gone, or nobody comes back. What runs is cancelled, unless
+        the dialogue outlives its client. `ops`: the last ops for the session. May be called again."""
         self._released = True
         if self._over or not self._dialogue.outlives:
             last = list(ops) if self._over else self._dialogue.abandon()

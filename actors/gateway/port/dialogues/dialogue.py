@@ -34,15 +34,15 @@ class Dialogue(ABC):
 
     @abstractmethod
     def receive(self, messages: Sequence[ServerMessage]) -> bytes | Response | None:
-        """Bytes of the stream, as they are written; or the whole response; None: nothing yet."""
+        """Take messages. Returns bytes of the stream, or the whole response; None: nothing yet."""
 
     def take_ops(self) -> list[ClientMessage]:
-        """A frame that follows from what was received; empty: none."""
+        """Take the ops that follow from what was received; empty: there are none."""
         more, self._more = self._more, []
         return more
 
     def abandon(self) -> list[ClientMessage]:
-        """The ops for a session whose client went before the dialogue was over; may be empty.
+        """Make the ops for a session whose client went before the dialogue was over; may be empty.
 
         What runs for this client alone is cancelled anyway.
         """
@@ -50,11 +50,11 @@ class Dialogue(ABC):
 
     @abstractmethod
     def fail(self, error: RamifyError) -> bytes | Response | None:
-        """The server ends the dialogue."""
+        """End the dialogue with an error of the server. Returns as `receive`."""
 
 
 def naming(message: ServerMessage, pictures: Sequence[str]) -> ServerMessage:
-    """The same; an error of a picture names the field that has it. See `Dialogue`."""
+    """Have an error of a picture name the field that has it. See `Dialogue`."""
     if not isinstance(message, Error):
         return message
     path = str((message.details or {}).get("path"))

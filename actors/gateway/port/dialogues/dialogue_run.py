@@ -55,17 +55,17 @@ class DialogueRun(ABC):
         return self._binding.stage in (Stage.OPENING, Stage.ATTACHED)
 
     def opened(self, session: int) -> None:
-        """The directory's answer."""
+        """Note which session the directory has found."""
         self._reply(self._binding.opened(session))
 
     def refused(self, error: Error) -> None:
-        """The directory's other answer, or the session's."""
+        """Note that directory or session refused the request."""
         if self._binding.stage is Stage.ATTACHED:
             self._binding.failed(error)
         self._reply([error])
 
     def retry(self) -> None:
-        """The session may have room again for the ops that wait."""
+        """Tell the waiting ops again: the session may have room."""
         self._reply(self._binding.retry())
         self.flush()
 
@@ -83,20 +83,20 @@ class DialogueRun(ABC):
         self._leave()
 
     def on_timer(self, now: float) -> None:
-        """A deadline may have come."""
+        """Check the deadlines."""
         open_by = self._binding.open_by
         if open_by is not None and now >= open_by and not self._over:
             self._end(Overloaded("the server did not open a session in time"))
             self.flush()
 
     def close(self, code: int, reason: str) -> None:
-        """The server ends it: the session is gone, or the server stops."""
+        """End the dialogue: the session is gone, or the server stops."""
         if not self._over:
             self._end(NoSession(reason) if code == Close.DONE else Overloaded(reason))
         self.flush()
 
     def recheck(self) -> None:
-        """The accepted tokens have changed: this request's may not be among them any more."""
+        """Check whether this request's token is still accepted: the tokens have changed."""
         tokens = self._hub.tokens
         if tokens.required and tokens.current(self._credential) is None:
             self.close(Close.UNAUTHORIZED, "the token was withdrawn")
@@ -109,7 +109,7 @@ class DialogueRun(ABC):
 
     @abstractmethod
     def _ended(self) -> None:
-        """The dialogue is over, and all that it says is queued. Called once."""
+        """Note that the dialogue is over, and all that it says is queued. Called once."""
 
     def _leave(self) -> None:
         """Give back what it holds of the gateway. May be called again."""
@@ -141,7 +141,7 @@ class DialogueRun(ABC):
         self._ends()
 
     def _ends(self) -> None:
-        """The dialogue is over: so is the session if nobody comes back to it."""
+        """End the session with the dialogue if nobody comes back to it."""
         if self._over:
             return
         self._over = True

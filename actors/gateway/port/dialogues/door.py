@@ -31,7 +31,7 @@ class Line(Protocol):
         ...
 
     def frame(self, payload: bytes) -> bytes:
-        """The bytes of one text message; b"" if the socket is closing. To be written in this order."""
+        """Make the bytes of one text message; b"" if the socket is closing. Write them in this order."""
         ...
 
     def write(self, frames: bytes) -> None:
@@ -50,25 +50,27 @@ class Door(Protocol):
         ...
 
     def receive(self, message: bytes) -> bool:
-        """A text message: UTF-8, and within the limits. False if it cannot be read as this protocol
-        at all: the third one closes the socket."""
+        """Handle a text message: UTF-8, and within the limits. False if it cannot be read as this
+        protocol at all: the third of those closes the socket."""
         ...
 
     def refuse(self, error: RamifyError) -> None:
-        """A message was passed over, because the client sends too many."""
+        """Say that a message was passed over, because the client sends too many."""
 
     def throttle(self, throttled: bool) -> None:
-        """The client reads too slowly, or reads again."""
+        """Note that the client reads too slowly, or reads again."""
 
     def drain(self, reason: str) -> None:
-        """The server stops: nothing new begins; closes the line when nothing runs."""
+        """Begin nothing new, and close the line when nothing runs: the server stops."""
 
     def end(self) -> None:
-        """The socket is gone, or as good as gone. May be called again."""
+        """End: the socket is gone, or as good as gone. May be called again."""
 
 
 class DoorKind(msgspec.Struct, frozen=True):
-    """`make`: the door of a socket whose handshake was accepted. `late_tokens`: a client that showed no
+    """A kind of door.
+
+    `make`: the door of a socket whose handshake was accepted. `late_tokens`: a client that showed no
     token then may do so in a message (`Line.admit`), within `open_timeout_s`."""
 
     make: Callable[[Hub, Line], Door]

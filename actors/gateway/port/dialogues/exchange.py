@@ -155,7 +155,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
             self._transport.abort()
 
     def on_timer(self, now: float) -> None:
-        """A deadline may have come."""
+        """Check the deadlines."""
         open_by = self._binding.open_by
         if self._deadline and now >= self._deadline:
             if not self._answered:
@@ -170,7 +170,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
     # ---
 
     def _pass_over(self, data: bytes) -> int:
-        """Bytes behind the request: perhaps the next one."""
+        """Keep bytes that come behind the request: perhaps the next one."""
         self._inflow.count(len(data))
         self._behind += data
         if len(self._behind) > SURPLUS:
@@ -219,7 +219,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
         return made if self._old else b"%x\r\n%b\r\n" % (len(made), made)
 
     def _finish(self) -> None:
-        """The last byte of the answer is written."""
+        """End the answer: its last byte is written."""
         if self._finished or self._transport.is_closing():
             return
         self._finished = True
@@ -237,7 +237,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
             self._part()
 
     def _part(self) -> None:
-        """The client can have the whole answer: give the connection back, or wait for it to close."""
+        """Give the connection back, or wait for it to close: the client has the whole answer."""
         if not self._keeps:
             self._set_deadline(self._hub.clock.now() + CLOSE_TIMEOUT_S)
             return
@@ -247,7 +247,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
         self._home.returned(bytes(self._behind))
 
     def _leave(self) -> None:
-        """Connection and dialogue are over."""
+        """Give back what it holds: connection and dialogue are over."""
         self._binding.end()
         if self._hub.connections.pop(self.id, None) is not None:
             self._hub.timers.forget(self.id)
