@@ -66,7 +66,7 @@ class Branch:
 
     @property
     def position(self) -> int | None:
-        """Its length in tokens as far as this client has heard; None: no such branch is known."""
+        """The branch's length in tokens, as far as this client knows; None: it knows no such branch."""
         head = self.session.core.heads.by_name.get(self.name)
         return None if head is None else head.position
 
@@ -172,7 +172,7 @@ class Branch:
         return generation
 
     async def fork(self, *names: str, at: int | None = None) -> "list[Branch]":
-        """Children that share this branch up to its head, or up to position `at`.
+        """Fork children that share this branch up to its head, or up to position `at`.
 
         Raises TypeError for what is no name.
         """
@@ -225,7 +225,7 @@ class Branch:
         score_from: "Sequence[Branch | str] | None" = None,
         keep: bool = False,
     ) -> "Pruned[Branch]":
-        """The best source takes this branch's place; all sources go. See `Session.prune`."""
+        """Have the best source take this branch's place; all sources go. See `Session.prune`."""
         return await self.session.prune(sources, into=[self], by=by, score_from=score_from, keep=keep)
 
     async def cancel(self, *, subtree: bool = False) -> Ok:
@@ -236,7 +236,7 @@ class Branch:
         return await self.session.ok(Cancel(id=UNSENT, branch=self.name, subtree=subtree))
 
     async def tree(self, *, text: bool = False, tokens: bool = False) -> BranchState:
-        """The branch as the server sees it; `text` and `tokens` add its turns."""
+        """Ask for the branch as the server sees it. `text` and `tokens` add its turns."""
         state = await self.session.tree(branch=self.name, text=text, tokens=tokens)
         for branch in state.branches:
             if branch.branch == self.name:
@@ -258,12 +258,12 @@ def check_names(names: Sequence[Any]) -> None:
 
 
 def branch_names(branches: Sequence[Branch | str]) -> list[str]:
-    """The names of branches, or of branches that an op of the same frame makes."""
+    """Return the names of branches, or of branches that an op of the same frame makes."""
     return [branch if isinstance(branch, str) else branch.name for branch in branches]
 
 
 def pruned(result: JsonObject, branch: Callable[[str], B]) -> Pruned[B]:
-    """The result of a `prune`, with handles that `branch` makes."""
+    """Make the result of a `prune`, with handles that `branch` makes."""
     kept = result.get("kept", ())
     return Pruned(
         [branch(one["into"]) for one in kept],
@@ -274,7 +274,7 @@ def pruned(result: JsonObject, branch: Callable[[str], B]) -> Pruned[B]:
 
 
 def chat_messages(messages: Messages) -> list[ChatMessage]:
-    """Chat turns from structs or plain dicts. Raises BadRequest that names the field."""
+    """Make chat turns of structs or plain dicts. Raises BadRequest that names the field."""
     try:
         return [
             turn if isinstance(turn, ChatMessage) else msgspec.convert(turn, ChatMessage)
@@ -285,7 +285,7 @@ def chat_messages(messages: Messages) -> list[ChatMessage]:
 
 
 def op_of(op: Op | Mapping[str, Any]) -> Op:
-    """An op that was given as one, or as what its JSON would be. Raises BadRequest."""
+    """Make an op of an op, or of a dict as its JSON would be. Raises BadRequest."""
     if isinstance(op, Op):
         return op
     if op.get("type") in ("open", "credit", "ping"):

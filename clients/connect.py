@@ -115,7 +115,7 @@ def connect(url: str, **settings: Unpack[ConnectSettings]) -> Connecting:
 
 
 def open_message(given: ConnectSettings) -> Open:
-    """The `open` of a new connection. Raises BadRequest for a setting that the server would refuse."""
+    """Make the `open` of a new connection. Raises BadRequest for a setting that servers refuse."""
     message = Open(
         client=given.get("client") or f"py-{random.SystemRandom().getrandbits(48):012x}",
         session=given.get("session"),

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def constrained(options: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """The fields of `generate` for `options`, and the type of the output (None: text).
+    """Make the fields of `generate` for `options`. Returns also the type of the output (None: text).
 
     Raises BadRequest if more than one constraint is given, and for types without a schema.
     """
@@ -55,7 +55,7 @@ def constrained(options: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 def schema_of(kind: Any) -> JsonObject:
-    """The JSON Schema of a type. Raises BadRequest if it has none."""
+    """Make the JSON Schema of a type. Raises BadRequest if it has none."""
     schema: JsonObject
     adapter = _adapter(kind)
     if adapter is not None:
@@ -73,7 +73,7 @@ def schema_of(kind: Any) -> JsonObject:
 
 
 def read(kind: type[T], text: str, reason: str) -> T:
-    """The object that `text` is the JSON of.
+    """Read the object whose JSON `text` is.
 
     Raises ValueError if it is none; it says so if the output was cut (`reason`: why it ended).
     """
@@ -89,7 +89,7 @@ def read(kind: type[T], text: str, reason: str) -> T:
 
 
 def _adapter(kind: Any) -> Any:
-    """Pydantic's `TypeAdapter` of a type that only pydantic knows, else None."""
+    """Make pydantic's `TypeAdapter` of a type that only pydantic knows; None for others."""
     if any(hasattr(part, "__pydantic_core_schema__") or _is_pydantics(part) for part in _parts(kind)):
         return import_module("pydantic").TypeAdapter(kind)
     return None
@@ -122,14 +122,14 @@ def _is_pydantics(part: Any) -> bool:
 
 
 def _parts(kind: Any) -> Iterator[Any]:
-    """A type and all that it is made of."""
+    """Yield a type and all that it is made of."""
     yield kind
     for part in get_args(kind):
         yield from _parts(part)
 
 
 def _closed(schema: Any) -> Any:
-    """`schema` with `additionalProperties` false on each object schema that does not set it."""
+    """Set `additionalProperties` false on each object schema that does not set it."""
     if isinstance(schema, list):
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict):

@@ -84,12 +84,12 @@ _BY_CODE: dict[Code, type[RamifyError]] = {
 
 
 def from_message(error: Error) -> RamifyError:
-    """The exception for an `error` message."""
+    """Make the exception for an `error` message."""
     return _BY_CODE[error.code](error.message, details=error.details, retry_ms=error.retry_ms)
 
 
 def from_done(done: Done) -> RamifyError | None:
-    """The exception of a generation that ended with reason "error", else None."""
+    """Make the exception of a generation that ended with reason "error"; None for others."""
     if done.reason != "error":
         return None
     return _BY_CODE[done.error or "internal"](done.message or "the generation failed on the server")

@@ -159,7 +159,7 @@ class Generation(Handle[Result]):
         return self._stream.settled
 
     async def parsed(self) -> Any:
-        """Wait for the end; the object of the `type` that was asked for.
+        """Wait for the end. Returns the object of the `type` that was asked for.
 
         Raises ValueError if the text is not one, because it was cut by `max_tokens` for example.
         """
@@ -237,7 +237,7 @@ class TypedGeneration(Generation, Generic[Parsed]):
     """A generation whose output is the JSON of a Python type."""
 
     async def parsed(self) -> Parsed:
-        """Wait for the end; the object. Raises ValueError if the text is none (cut by `max_tokens`)."""
+        """Wait for the end. Returns the object. Raises ValueError if the text is none (`max_tokens`)."""
         return cast(Parsed, await super().parsed())
 
 
@@ -261,7 +261,7 @@ class _TextReader:
 
 
 def result_of(stream: Stream) -> Result:
-    """The result of a stream that ended well."""
+    """Make the result of a stream that ended well."""
     done = stream.done
     assert done is not None
     return Result(

@@ -135,7 +135,7 @@ class Session:
         return await self.main.fork(*names, at=at)
 
     async def root(self, *names: str) -> list[Branch]:
-        """New empty branches. Raises TypeError for what is no name."""
+        """Make new empty branches. Raises TypeError for what is no name."""
         check_names(names)
         await self.ok(Fork(id=UNSENT, branch=None, as_=list(names)))
         return [Branch(self, name) for name in names]
@@ -143,7 +143,7 @@ class Session:
     async def tree(
         self, *, branch: str | None = None, text: bool = False, tokens: bool = False
     ) -> StateReply:
-        """All branches, or one, as the server sees them, with all turns of each."""
+        """Ask for all branches, or one, as the server sees them, with all turns of each."""
         for _ in range(TREE_TRIES):
             pages: list[StateReply] = []
             places: set[Place] = set()
@@ -199,12 +199,14 @@ class Session:
         persist: Persist | None = None,
         meta: dict[str, Any] | None = None,
     ) -> Ok:
-        """Settings of the session itself."""
+        """Change settings of the session itself."""
         return await self.ok(Set(id=UNSENT, retain_s=retain_s, persist=persist, meta=meta))
 
     async def export(self) -> bytes:
-        """The session as one file, with all its branches: `connect(url, imports=...)` makes a new one of
-        it. Raises Conflict while ops run, LimitExceeded if it does not fit into a frame.
+        """Ask for the session as one file, with all its branches.
+
+        `connect(url, imports=...)` makes a new session of it. Raises Conflict while ops run,
+        LimitExceeded if it does not fit into a frame.
         """
         result = (await self.ok(Export(id=UNSENT))).result or {}
         return base64.b64decode(str(result["file"]))
@@ -225,7 +227,7 @@ class Session:
         return handles
 
     async def events(self) -> AsyncIterator[Event | Bye | Error | Delta]:
-        """Changes of the session by others, with their text. The last 1024 wait for the reader."""
+        """Yield changes of the session by others, with their text. The last 1024 wait for the reader."""
         while True:
             while self.link.notes:
                 yield self.link.notes.popleft()
@@ -263,7 +265,7 @@ class Session:
         return [made(self.link, ticket, stream, kind) for stream in ticket.streams.values()]
 
     def fresh_names(self, parent: str, count: int) -> list[str]:
-        """Names for children. The client's name is in them: others may fork the same branch."""
+        """Make names for children. The client's name is in them: others may fork the same branch."""
         tag = "".join(c for c in self.core.client[-6:] if c.isalnum())
         names: list[str] = []
         while len(names) < count:

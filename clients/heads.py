@@ -49,15 +49,15 @@ class Heads:
         self._included: int  # the revision of the last `state`; no reply comes before the first one
 
     def get(self, name: str) -> Head:
-        """The branch; a new entry if it was not known."""
+        """Find the branch; makes a new entry if it was not known."""
         return self.by_name.setdefault(name, Head(0, 0))
 
     def have(self) -> dict[str, int]:
-        """The value of `open.have`: where each branch's text goes on."""
+        """Make `open.have`: where each branch's text goes on."""
         return {name: head.received for name, head in self.by_name.items()}
 
     def attached(self, branches: Iterable[BranchState], revision: int, asked: set[str]) -> None:
-        """A `state` answered `open`: it has all branches there are.
+        """Take a `state` that answered `open`: it has all branches there are.
 
         The text of a branch that was not in `have` comes from the running generation's start on;
         of one in `asked` it comes from position 0.
@@ -83,7 +83,7 @@ class Heads:
         self.revision = max(self.revision or revision, revision)
 
     def applied(self, op: Op, ok: Ok) -> None:
-        """An op is done."""
+        """Apply the reply of an op that is done."""
         if not self.news(ok.revision):
             return
         head = self.by_name.get(ok.branch or getattr(op, "branch", None) or "")
@@ -110,7 +110,7 @@ class Heads:
         self._placed(ok.result or {})
 
     def _placed(self, result: JsonObject) -> None:
-        """Branches that a prune moved: their text is known by another name. Then those that went."""
+        """Apply a prune: place the branches that it moved, whose text is known; drop the others."""
         for kept in result.get("kept", ()):
             if kept["into"] != kept["from"]:
                 self.by_name[kept["into"]] = Head(kept["position"], kept["position"])
@@ -126,7 +126,7 @@ class Heads:
             self.by_name.setdefault(name, Head(at, at))
 
     def ended(self, done: Done) -> None:
-        """A generation is over. Its branch may have gone since, if `done` is sent again."""
+        """Apply the end of a generation. Its branch may have gone since, if `done` is sent again."""
         if self.news(done.revision) or done.branch in self.by_name:
             head = self.get(done.branch)
             if done.rebased is not None:  # a choice that begins with the branch's last text

@@ -31,5 +31,5 @@ def image_bytes(images: Images) -> list[bytes]:
 
 
 def marked(text: str, images: Images) -> str:
-    """The text with a mark for each picture: in front, if it has none."""
+    """Give a text a mark for each picture: in front, if it has none."""
     return text if not images or MARK in text else MARK * len(images) + text

@@ -69,7 +69,7 @@ _UNKNOWN = _Rule(Action.STOP, "the server closed the connection")
 
 
 def after_close(code: int | None, reason: str = "") -> Verdict:
-    """The verdict on a close code (None or 1006: the connection broke without one)."""
+    """Judge a close code (None or 1006: the connection broke without one)."""
     rule = _RULES.get(1006 if code is None else code, _UNKNOWN)
     told = [f"close code {code}"] if code is not None else []
     told += [reason] if reason else []
@@ -78,7 +78,7 @@ def after_close(code: int | None, reason: str = "") -> Verdict:
 
 
 def delay(attempt: int, jitter: float, floor_s: float = 0.0) -> float:
-    """Seconds to wait before try `attempt` (from 0): full jitter under a doubling ceiling.
+    """Compute the seconds to wait before try `attempt` (from 0): full jitter under a doubling ceiling.
 
     `jitter` is uniform in [0, 1). Full jitter spreads the clients of a server that came back
     (Brooker 2015, "Exponential backoff and jitter").
@@ -88,7 +88,7 @@ def delay(attempt: int, jitter: float, floor_s: float = 0.0) -> float:
 
 
 def pause(retry_ms: int | None) -> float:
-    """Seconds that a server asks for with `retry_ms`, within reason."""
+    """Bound the seconds that a server asks for with `retry_ms`."""
     return min(max(retry_ms or 0, 0), int(LONGEST_S * 1000)) / 1e3
 
 
@@ -112,7 +112,7 @@ class Pacer:
         self._level, self._at = self._burst, self._now()
 
     def wait(self, ops: int) -> float:
-        """Take `ops` from the bucket; returns the seconds to wait before they are sent."""
+        """Take `ops` from the bucket. Returns the seconds to wait before they are sent."""
         if not self._rate:
             return 0.0
         now = self._now()

@@ -100,7 +100,7 @@ class ClientCore:
     # --- the connection ---------------------------------------------------------------------
 
     def connected(self) -> list[ClientMessage]:
-        """A connection was made: the frame to send first."""
+        """Note that a connection was made. Returns the frame to send first."""
         have = self.settings.have
         if self.known:
             unborn = self._unborn()
@@ -119,7 +119,7 @@ class ClientCore:
         ]
 
     def _unborn(self) -> set[str]:
-        """Branches that ops without a reply make; the server may have made them already.
+        """Find the branches that ops without a reply make: the server may have made them already.
 
         Text may be waiting on them. Nothing of them was received, so the resume starts at 0, and
         `started_at` and `usage.prompt` tell a generation's text from what was inherited.
@@ -133,12 +133,12 @@ class ClientCore:
         return (made | self._moving()) - self.heads.by_name.keys()
 
     def _moving(self) -> set[str]:
-        """Branches that a prune without a reply moves to where a winner is, if it has run."""
+        """Find the branches that a prune without a reply moves to where a winner is, if it has run."""
         prunes = (ticket.op for ticket in self._sent.values() if isinstance(ticket.op, Prune))
         return {name for op in prunes for name in op.targets}
 
     def disconnected(self, code: int | None, reason: str = "") -> tuple[Verdict, list[CoreEvent]]:
-        """The connection ended with a close code (None: without one). Says what to do now.
+        """Note that the connection ended with a close code (None: without one). Returns what to do now.
 
         On STOP the session is over; the caller calls `end` with the verdict's error.
         """
@@ -149,7 +149,7 @@ class ClientCore:
         return verdict, self._drop_biggest(verdict.error) if verdict.action is Action.SPLIT else []
 
     def _drop_biggest(self, cause: RamifyError) -> list[CoreEvent]:
-        """A frame was too big for the path to the server: fail it, or it would loop for ever."""
+        """Fail the biggest frame: it is too big for the path to the server, and would loop for ever."""
         frames = {id(ticket.frame): ticket.frame for ticket in self._sent.values()}
         sizes = {key: sum(_size(ticket.op) for ticket in frame) for key, frame in frames.items()}
         if not sizes:
@@ -205,7 +205,7 @@ class ClientCore:
         self._posts.append(Credit(branch=branch, upto=upto))
 
     def next_frame(self) -> list[ClientMessage] | None:
-        """The next frame to send now; None if there is none or too many ops wait for a reply.
+        """Take the next frame to send now; None if there is none or too many ops wait for a reply.
 
         At most `limits.replies_kept` ops are under way: the server keeps that many replies, so
         after a resume none is missing. `cancel` and `close` pass.
@@ -307,7 +307,7 @@ class ClientCore:
                 stream.held = True  # it has ended: `done` will tell
 
     def _frames(self, tickets: Iterable[Ticket]) -> list[list[Ticket]]:
-        """The tickets in the frames they were sent in."""
+        """Group tickets by the frames they were sent in."""
         frames: dict[int, list[Ticket]] = {}
         for ticket in tickets:
             frames.setdefault(id(ticket.frame), []).append(ticket)
@@ -395,7 +395,7 @@ class ClientCore:
         return [Noted(event)]
 
     def _disown(self, ticket: Ticket, stream: Stream) -> None:
-        """A generation that ends with `error` has no text: what came is what its branch inherited.
+        """Take the text from a generation that ended with `error`: it is what its branch inherited.
 
         After a resume it comes with the branch's whole text; or it is a later generation's.
         """
@@ -421,7 +421,7 @@ class ClientCore:
 
 
 def _lacks(ticket: Ticket, stream: Stream, done: Done) -> bool:
-    """Whether text got lost with a connection, its branch being gone before the resume.
+    """Whether text was lost with a connection: its branch was gone before the resume.
 
     The token that stops a generation need not be announced; after a stop string the count of
     sampled tokens says nothing.
@@ -446,5 +446,5 @@ def _size(op: Op) -> int:
 
 
 def as_message(op: Op) -> ClientMessage:
-    """Every op is a client message; the type checker cannot see that."""
+    """Return the op as a client message, which it is: the type checker cannot see that."""
     return cast(ClientMessage, op)

@@ -170,7 +170,7 @@ class SessionLink:
             self._task = None
 
     def unwatch(self) -> None:
-        """Tell `watch` no more: what ends now was ended here."""
+        """Tell `watch` nothing more: what ends now was ended here."""
         self._watch = None
 
     def abort(self) -> None:
@@ -242,7 +242,7 @@ class SessionLink:
         )
 
     async def _serve(self, socket: ClientConnection) -> tuple[RamifyError, bool, float]:
-        """Use one connection to its end: why it ended, whether to try again, after how long at least."""
+        """Use one connection to its end. Returns why it ended, whether to retry, the least wait."""
         self._socket = socket
         try:
             if socket.subprotocol != self._subprotocol:
@@ -337,7 +337,7 @@ class SessionLink:
 
 
 def websocket_url(url: str) -> str:
-    """`http(s)` becomes `ws(s)`; a URL without a path gets `/v1/ws`."""
+    """Turn `http(s)` into `ws(s)`; a URL without a path gets `/v1/ws`."""
     scheme, sep, rest = url.partition("://")
     if not sep:
         scheme, rest = "ws", url
@@ -353,7 +353,7 @@ def websocket_url(url: str) -> str:
 
 
 def _dial_error(raised: Exception, url: str) -> tuple[RamifyError, bool]:
-    """The error for a connection that could not be made, and whether a later try may succeed."""
+    """Make the error for a connection that failed. Returns also whether a later try may succeed."""
     if isinstance(raised, InvalidStatus):
         status = raised.response.status_code
         body = bytes(raised.response.body or b"").decode("utf-8", "replace").strip()

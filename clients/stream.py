@@ -98,7 +98,7 @@ class Stream:
             )
 
     def begin_at(self, start: int) -> None:
-        """The generation starts at position `start`: what came before it is not its text."""
+        """Note that the generation starts at position `start`: what came before is not its text."""
         self.start = start
         early = sum(part.position <= start for part in self.parts)
         if early:
@@ -118,7 +118,7 @@ class Stream:
         return over
 
     def finish(self, done: Done, text: str | None) -> list[StreamPart]:
-        """The generation ended. Returns parts past its end: text of a later generation.
+        """Note that the generation ended. Returns parts past its end: text of a later generation.
 
         `text`, where the server sent it, is the whole text and replaces what the deltas gave.
         """
@@ -141,7 +141,7 @@ class Stream:
         self.error = error
 
     def take(self) -> TextDelta | None:
-        """Everything that has not been read, as one delta; None if there is nothing new."""
+        """Take everything that has not been read, as one delta; None if there is nothing new."""
         if self.held or (self.taken == len(self.parts) and not self.cut):
             return None
         fresh, cut = self.parts[self.taken :], self.cut
@@ -195,14 +195,14 @@ class Ticket:
         return branch is None or self.waiting == {None} or branch in self.waiting
 
     def settle(self, branch: str | None) -> None:
-        """The reply for `branch` (None: for all that are left) is in."""
+        """Note the reply for `branch` (None: for all that are left)."""
         if branch is None or self.waiting == {None}:
             self.waiting.clear()
         else:
             self.waiting.discard(branch)
 
     def fail(self, error: RamifyError, branch: str | None = None) -> None:
-        """The op failed on `branch` (None: on all that are left)."""
+        """Note that the op failed on `branch` (None: on all that are left)."""
         self.error = self.error or error
         for name, stream in self.streams.items():
             if branch in (None, name) and not stream.settled:
@@ -211,7 +211,7 @@ class Ticket:
 
 
 def answering_branches(op: Op) -> list[str]:
-    """The branches that each send a terminal reply; [] for ops that are answered once."""
+    """Find the branches that each get a terminal reply; [] for ops that are answered once."""
     match op:
         case Generate():
             return op.as_ or names(op.branch)

@@ -50,7 +50,7 @@ class LoopThread:
 
     @classmethod
     def running(cls) -> "LoopThread":
-        """The loop that runs here, for handles that are used in other threads."""
+        """Wrap the loop that runs here, for handles that are used in other threads."""
         thread = cls.__new__(cls)
         thread._loop = asyncio.get_running_loop()
         thread._thread = threading.current_thread()
@@ -153,7 +153,7 @@ class SyncGeneration:
         return self._thread.run(wait(), timeout)
 
     def parsed(self, timeout: float | None = None) -> Any:
-        """Wait for the end; the object of the `type` that was asked for. See `Generation.parsed`."""
+        """Wait for the end. Returns the object of the `type` asked for. See `Generation.parsed`."""
         return self._thread.run(self._generation.parsed(), timeout)
 
     def cancel(self) -> None:
@@ -165,7 +165,7 @@ class TypedSyncGeneration(SyncGeneration, Generic[Parsed]):
     """A generation whose output is the JSON of a Python type."""
 
     def parsed(self, timeout: float | None = None) -> Parsed:
-        """Wait for the end; the object. See `Generation.parsed`."""
+        """Wait for the end. Returns the object. See `Generation.parsed`."""
         return cast(Parsed, super().parsed(timeout))
 
 
@@ -188,7 +188,7 @@ class SyncReply:
 def _blocking(
     method: Callable[Concatenate[Branch, P], Coroutine[Any, Any, T]],
 ) -> "Callable[Concatenate[SyncBranch, P], T]":
-    """The method as a plain function that waits."""
+    """Make a plain function of the method, which waits."""
 
     def call(self: "SyncBranch", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.thread.run(method(self.twin, *args, **kwargs))
@@ -397,7 +397,7 @@ class SyncSession:
         return self._thread.run(self._session.cancel(subtree=subtree))
 
     def export(self) -> bytes:
-        """The session as one file; see `handles.Session.export`."""
+        """Ask for the session as one file; see `handles.Session.export`."""
         return self._thread.run(self._session.export())
 
     def send(
@@ -435,7 +435,7 @@ def _pruned(thread: LoopThread, found: Pruned[Branch]) -> Pruned[SyncBranch]:
 
 
 def connect_sync(url: str, **settings: Unpack[ConnectSettings]) -> SyncSession:
-    """`connect` without `await`: the same settings, the same errors. `close` it, or use `with`."""
+    """Connect without `await`: the same settings and errors as `connect`. `close` it, or use `with`."""
     connecting = connect(url, **settings)
     thread = LoopThread()
 

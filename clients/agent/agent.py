@@ -88,7 +88,7 @@ class Agent:
         return [each.schema for each in self.tools.values()]
 
     def connect(self, url: str, **settings: Unpack[ConnectSettings]) -> Connecting:
-        """`connect` to a session that knows these tools, and tells answer, thoughts and calls apart."""
+        """Connect to a session that knows these tools, and tells answer, thoughts and calls apart."""
         given: ConnectSettings = {"tools": self.schemas, "parts": True}
         given.update(settings)
         return connect(url, **given)
@@ -120,7 +120,7 @@ class Agent:
         listener: Listener | None = None,
         tool_choice: str = "auto",
     ) -> Answer:
-        """`run` on a branch of any backend."""
+        """Run as `run` does, on a branch of any backend."""
         self._check(ground)
         run = _AgentRun(self, ground, listener or _nobody)
         messages = _messages(say)
@@ -138,7 +138,7 @@ class Agent:
     async def stream(
         self, branch: Branch, say: str | Messages | None = None, *, tool_choice: str = "auto"
     ) -> AsyncIterator[Event | Answer]:
-        """`run` as it happens: text, calls, results, and the `Answer` last.
+        """Run, and yield what happens: text, calls, results, and the `Answer` last.
 
         Close it (`aclose`) when you leave it early: that cancels the run.
         """
@@ -283,7 +283,7 @@ class _AgentRun:
         return result
 
     async def _perform(self, calls: list[ToolCall]) -> list[ChatMessage]:
-        """Run them; the messages with their results."""
+        """Run the calls. Returns the messages with their results."""
         ground, retain_s = self._ground, self._agent.retain_s
         if retain_s is not None and ground.session.frames:  # others keep no KV that they know of
             ground.post([Set(id=0, branch=ground.name, retain_s=retain_s)])
@@ -303,7 +303,7 @@ class _AgentRun:
         return Append(id=0, branch=self._ground.name, messages=messages)
 
     def _close(self, calls: list[ToolCall], done: dict[str, Did], otherwise: str) -> list[ChatMessage]:
-        """The results of `calls` in their order; `otherwise`, for those without one."""
+        """Make the results of `calls` in their order; `otherwise` is the result of those without one."""
         entries = [done.get(call.id) or Did(call, otherwise, False) for call in calls]
         self.transcript.entries += entries
         return [result_message(entry.call, entry.text) for entry in entries]

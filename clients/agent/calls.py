@@ -51,7 +51,7 @@ class Runner:
     async def run(
         self, calls: Sequence[Context], told: Callable[[Called | Returned], None], done: dict[str, Did]
     ) -> None:
-        """Run them all; `done` has the result of each as it comes, also if this is cancelled."""
+        """Run all calls. `done` has the result of each as it comes, also if this is cancelled."""
         places = asyncio.Semaphore(self._parallel)
 
         async def one(context: Context) -> None:
@@ -116,6 +116,6 @@ class _Failed(Exception):
 
 
 def shortened(text: str) -> str:
-    """A result that a context can hold."""
+    """Shorten a result to what a context can hold."""
     over = len(text) - RESULT_MOST
     return text if over <= 0 else f"{text[:RESULT_MOST]}\n[{over} characters more were left out]"

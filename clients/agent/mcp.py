@@ -23,7 +23,7 @@ class ToolFailed(Exception):
 
 @asynccontextmanager
 async def mcp_tools(server: Any, *, prefix: str = "", **settings: Any) -> AsyncIterator[list[Tool]]:
-    """The tools that a server offers.
+    """Connect to a server, and give its tools.
 
     `server`: what `mcp.Client` takes: a URL, `StdioServerParameters`, a transport, or a server in this
     process; `settings` are its other arguments. `prefix`: before each tool's name, where several servers
@@ -68,7 +68,7 @@ def _tool(client: Any, offered: Any, prefix: str) -> Tool:
 
 
 def _text(part: Any) -> str:
-    """A piece of a result; what is no text is named, for the model cannot see it."""
+    """Return the text of a piece of a result. What is no text is named, as the model cannot see it."""
     text = getattr(part, "text", None)
     return (
         text if isinstance(text, str) else f"[{getattr(part, 'type', 'content')} that cannot be shown]"

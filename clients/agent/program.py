@@ -59,7 +59,7 @@ async def _act(s: AsyncState, agent: Agent, say: str, name: str | None) -> Answe
 
 
 def _listener(s: AsyncState, name: str | None) -> Callable[[Event], None] | None:
-    """Whoever listens to the program's gaps hears the agent's words, too."""
+    """Make a listener that passes the agent's text on to whoever listens to the program's gaps."""
     told = s.family.listener
     if told is None:
         return None

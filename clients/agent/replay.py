@@ -94,7 +94,7 @@ class Replay(Agent):
 
 
 def _turns(transcript: Transcript) -> list[list[Entry]]:
-    """The entries from each `Told` to the next."""
+    """Split the entries into turns: each begins with a `Told`."""
     turns: list[list[Entry]] = []
     for entry in transcript.entries:
         if isinstance(entry, Told) or not turns:
@@ -104,7 +104,7 @@ def _turns(transcript: Transcript) -> list[list[Entry]]:
 
 
 def _key(call: ToolCall) -> tuple[str, str]:
-    """Calls that ask the same, however their arguments are written."""
+    """The key of a call: equal for equal arguments, however they are written."""
     try:
         value = msgspec.json.decode(call.arguments)
     except msgspec.DecodeError:

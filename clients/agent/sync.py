@@ -30,7 +30,7 @@ class SyncAgent:
         return self.agent.schemas
 
     def connect(self, url: str, **settings: Unpack[ConnectSettings]) -> SyncSession:
-        """`connect_sync` to a session that knows these tools."""
+        """Connect as `connect_sync` does, to a session that knows these tools."""
         given: ConnectSettings = {"tools": self.schemas, "parts": True}
         given.update(settings)
         return connect_sync(url, **given)

@@ -26,7 +26,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(call: Mapping[str, Any]) -> "ToolCall":
-        """The call in an entry of `done.tool_calls`."""
+        """Read a call from an entry of `done.tool_calls`."""
         function = call["function"]
         return ToolCall(call["id"], function["name"], function["arguments"])
 
@@ -86,14 +86,14 @@ class Tool:
         return {"type": "function", "function": function}
 
     async def __call__(self, arguments: dict[str, Any], context: Context) -> str:
-        """Run it; what it returned as text. Raises BadArguments, and what it raises."""
+        """Run the tool. Returns its result as text. Raises BadArguments, and what the tool raises."""
         return as_text(await self._run(arguments, context))
 
     @staticmethod
     def declared(
         schema: Mapping[str, Any], run: Callable[..., Any], *, timeout_s: float | None = None
     ) -> "Tool":
-        """A tool of OpenAI's shape; `run` gets its arguments by name, once the required ones are there.
+        """Make a tool of OpenAI's shape. `run` gets the arguments by name; the required ones are there.
 
         Raises ValueError for a dict that declares no function.
         """
@@ -120,7 +120,7 @@ class Tool:
         description: str | None = None,
         timeout_s: float | None = None,
     ) -> "Tool":
-        """A tool of a Python function, async or not; one that is not runs in a thread.
+        """Make a tool of a Python function. One that is not async runs in a thread.
 
         Raises TypeError that names a parameter which a model cannot give.
         """
@@ -160,7 +160,7 @@ def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
 
 
 async def called(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """The result of `function`: awaited, or run in a thread."""
+    """Call a function: await it, or run it in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(**values)
     found = await asyncio.to_thread(function, **values)
@@ -168,12 +168,12 @@ async def called(function: Callable[..., Any], values: Mapping[str, Any]) -> Any
 
 
 def as_text(value: Any) -> str:
-    """The text of `value` for the model: a text as it is, anything else as JSON."""
+    """Write a value for the model: a text as it is, anything else as JSON."""
     return value if isinstance(value, str) else _JSON.encode(value).decode()
 
 
 def _fields(function: Callable[..., Any], name: str) -> tuple[list[Any], list[str]]:
-    """Fields of the struct of its parameters, and the names of those that want a `Context`."""
+    """Make the fields of a struct of its parameters. Returns also which parameters want a `Context`."""
     hints = get_type_hints(function, include_extras=True)
     fields: list[Any] = []
     wants: list[str] = []
@@ -197,14 +197,14 @@ def _fields(function: Callable[..., Any], name: str) -> tuple[list[Any], list[st
 
 
 def _default(value: Any) -> Any:
-    """msgspec copies empty containers and refuses others: a function's default is shared anyway."""
+    """Make msgspec's default. It copies empty containers and refuses others; a function shares them."""
     return (
         msgspec.field(default_factory=lambda: value) if isinstance(value, list | dict | set) else value
     )
 
 
 def _schema(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Its JSON schema, without a title; what it refers to is in `$defs`."""
+    """Make the JSON schema of a struct, without a title; what it refers to is in `$defs`."""
     _, components = msgspec.json.schema_components([struct], ref_template="#/$defs/{name}")
     schema: dict[str, Any] = components.pop(struct.__name__)
     schema.pop("title", None)

@@ -55,13 +55,13 @@ class Transcript:
         return isinstance(other, Transcript) and self.entries == other.entries
 
     def save(self, path: str | Path) -> None:
-        """Write it to a file."""
+        """Write the transcript to a file."""
         lines = [msgspec.json.encode(entry) for entry in self.entries]
         Path(path).write_bytes(b"".join(line + b"\n" for line in lines))
 
     @staticmethod
     def load(path: str | Path) -> "Transcript":
-        """Read it. Raises ValueError that names the line."""
+        """Read a transcript. Raises ValueError that names the line."""
         entries: list[Entry] = []
         for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
             try:
@@ -71,7 +71,7 @@ class Transcript:
         return Transcript(entries)
 
     def messages(self) -> list[ChatMessage]:
-        """The conversation, to be appended to a branch elsewhere."""
+        """Make the messages of the conversation, to append them to another branch."""
         out: list[ChatMessage] = []
         for entry in self.entries:
             match entry:
@@ -85,7 +85,7 @@ class Transcript:
 
 
 def result_message(call: ToolCall, text: str) -> ChatMessage:
-    """The message that tells the model a call's result."""
+    """Make the message that tells the model a call's result."""
     return ChatMessage(role="tool", content=text, name=call.name[:256], tool_call_id=call.id)
 
 

@@ -34,7 +34,7 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Connected; or, from the parent, the word to go."""
+    """From a process: all is connected. From the parent: begin."""
 
 
 class LoadFinished(msgspec.Struct, frozen=True, tag=True):
@@ -59,7 +59,7 @@ class Crowd:
             self._workers.append((worker, ours))
 
     def run(self, target: Target, programs: Sequence[LoadProgram]) -> Outcome:
-        """All programs at once. Raises BenchFailed, OSError."""
+        """Run all programs at once. Raises BenchFailed, OSError."""
         if not self._workers:
             return asyncio.run(execute(target, programs))
         busy = self._workers[: len(programs)]
@@ -95,7 +95,7 @@ class Crowd:
 
 
 def work(pipe: Connection) -> None:
-    """A process of the crowd: shares until the pipe closes."""
+    """Run a process of the crowd: one share after another, until the pipe closes."""
     while True:
         try:
             share = msgspec.msgpack.decode(pipe.recv_bytes(), type=CrowdShare)

@@ -16,7 +16,7 @@ CONNECT_AT_ONCE = 64  # a listener's backlog may be short
 
 
 def make_driver(target: Target) -> Driver:
-    """Raises BenchFailed for a target that lacks something."""
+    """Make the driver for a target. Raises BenchFailed for a target that lacks something."""
     match target.kind:
         case "ramify":
             return RamifyDriver(target)
@@ -28,7 +28,7 @@ def make_driver(target: Target) -> Driver:
 
 
 async def at_once() -> None:
-    """A start signal that comes at once, where there is no other process to wait for."""
+    """Begin at once: the start signal where there is no other process to wait for."""
 
 
 async def execute(
@@ -91,7 +91,7 @@ async def perform(
 
 
 async def _continue(lines: list[BenchBranch], level: Level, *, more: bool) -> list[Trace]:
-    """Job i on line i."""
+    """Run job i on line i."""
     jobs = level.jobs
     if level.ahead_s:
         for line, job in zip(lines, jobs, strict=True):
@@ -105,7 +105,7 @@ async def _continue(lines: list[BenchBranch], level: Level, *, more: bool) -> li
 
 
 async def _all(jobs: Sequence[Awaitable[list[Trace]]]) -> list[list[Trace]]:
-    """All results. Raises the first error, after the other jobs have been cancelled."""
+    """Wait for all results. Raises the first error, after the other jobs have been cancelled."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
         return list(await asyncio.gather(*tasks))

@@ -29,7 +29,7 @@ LEAST_RATIO = 0.8  # below 1 by chance only: random prompts may begin with the s
 
 
 def figures(case: Case, programs: list[LoadProgram], outcome: Outcome) -> dict[str, float]:
-    """Everything that can be said of one run. Raises BenchFailed where counts do not add up."""
+    """Work out all figures of one run. Raises BenchFailed where counts do not add up."""
     load = outcome.load
     wanted = sum(program.output for program in programs)
     output = sum(trace.output for trace in load)
@@ -77,12 +77,12 @@ def _latencies(load: Sequence[Trace]) -> dict[str, float]:
 
 
 def _mean_gap(trace: Trace) -> float:
-    """Seconds from the first arrival to the last, for each token after the first arrival's."""
+    """Mean seconds for each token after the first arrival's, from that arrival to the last."""
     return (trace.arrivals[-1] - trace.arrivals[0]) / (trace.output - trace.counts[0])
 
 
 def _gaps(load: Sequence[Trace]) -> tuple[list[float], list[int]]:
-    """Milliseconds between arrivals, for each token of the later one; and how many tokens."""
+    """Milliseconds between arrivals, and how many tokens came with the later one of each pair."""
     gaps: list[float] = []
     weights: list[int] = []
     for trace in load:
@@ -95,7 +95,7 @@ def _gaps(load: Sequence[Trace]) -> tuple[list[float], list[int]]:
 
 
 def _prompts(programs: list[LoadProgram], outcome: Outcome) -> dict[str, float]:
-    """Prompt tokens by the server's account; nothing where it gives none.
+    """Count prompt tokens by the server's account; no figures where it gives none.
 
     Raises BenchFailed if the prompts were in the server's cache before this run.
     """
@@ -131,7 +131,7 @@ def _levels(every: Sequence[Trace]) -> dict[str, float]:
 
 
 def _steady(load: Sequence[Trace]) -> dict[str, float]:
-    """The time in which all lines decode. Raises BenchFailed if it holds too few of their tokens."""
+    """Measure the time in which all lines decode. Raises BenchFailed if it holds too few tokens."""
     begin = max(trace.arrivals[0] for trace in load)
     end = min(trace.arrivals[-1] for trace in load)
     steps: list[float] = []

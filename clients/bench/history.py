@@ -22,7 +22,7 @@ class AnswerReader(Protocol):
     finish: str | None  # why it ended, as the server says; None until then
 
     def event(self, data: bytes) -> int:
-        """Take one event: how many new tokens it tells of. Raises BenchFailed."""
+        """Take one event. Returns how many new tokens it brings. Raises BenchFailed."""
         ...
 
 
@@ -32,7 +32,7 @@ class ServerApi(Protocol):
     path: str
 
     def body(self, prompt: Sequence[int], job: GenerateJob, *, ids: bool) -> bytes:
-        """The request. `ids`: the output's token ids will be needed."""
+        """Make the request. `ids`: the output's token ids will be needed."""
         ...
 
     def answer(self, *, ids: bool) -> AnswerReader: ...
@@ -101,7 +101,7 @@ class HistorySession:
 
 
 class HistoryLine:
-    """All tokens so far."""
+    """A line, which keeps all its tokens so far."""
 
     def __init__(self, session: HistorySession, tokens: list[int]) -> None:
         self._session = session

@@ -33,7 +33,7 @@ class SseReader:
         self._data: list[bytes] = []
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The events that are complete now."""
+        """Take a piece of the body. Returns the events that are complete now."""
         events = []
         *lines, self._buffer = (self._buffer + chunk).split(b"\n")
         for line in lines:
@@ -59,7 +59,7 @@ class ChunkedBody:
         self.done = False
 
     def feed(self, data: bytes) -> bytes:
-        """The content of the chunks that are complete now. Raises BenchFailed."""
+        """Take bytes. Returns the content of the chunks that are complete now. Raises BenchFailed."""
         buffer, at, found = self._buffer + data, 0, []
         while not self.done and (line := buffer.find(b"\r\n", at)) >= 0:
             digits = buffer[at:line].partition(b";")[0]
@@ -129,7 +129,7 @@ class HttpConnection:
             self.close()
 
     async def _head(self, http: h11.Connection, path: str) -> tuple[float, bool]:
-        """The time of the head, and whether the connection stays. Raises BenchFailed for no stream."""
+        """Read the head. Returns its time, and whether the connection stays. Raises BenchFailed."""
         event = await self._event(http)
         while isinstance(event, h11.InformationalResponse):
             event = await self._event(http)

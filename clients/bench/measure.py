@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 
 
 def check(case: Case, target: Target, processes: int) -> None:
-    """Raises BadRequest for what cannot be measured so."""
+    """Check a case. Raises BadRequest for what cannot be measured so."""
     if case.together and processes > 1:
         raise BadRequest(f"{case.name}: its lines start together, so it needs --processes 1")
     if case.device_time and target.kind != "ramify":
@@ -38,7 +38,7 @@ def measure(
     warmup: int,
     say: Say,
 ) -> dict[str, Any]:
-    """`warmup` runs that do not count, then `repeats` runs. `top`: prompt ids are below it.
+    """Make `warmup` runs that do not count, then `repeats` runs. `top`: prompt ids are below it.
 
     Returns the case's part of the report. Raises BenchFailed, OSError.
     """
@@ -98,7 +98,7 @@ def records(outcome: Outcome) -> dict[str, Any]:
 def measure_start(
     flags: list[str], shape: str | None, *, cold: bool, repeats: int, warmup: int, say: Say
 ) -> dict[str, Any]:
-    """Row h: from the start of the process to ready, so many times. Returns the case's report.
+    """Measure row h: the time from the start of the process to ready. Returns the case's report.
 
     `cold`: Triton finds no kernel that an earlier start compiled, and leaves none.
     """
@@ -115,7 +115,7 @@ def measure_start(
 
 @contextmanager
 def _kernel_cache(cold: bool) -> Iterator[dict[str, str]]:
-    """Where Triton keeps compiled kernels, as environment variables."""
+    """Give the environment variables that say where Triton keeps compiled kernels."""
     if not cold:
         yield {}
         return

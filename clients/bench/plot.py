@@ -69,7 +69,7 @@ def _pyplot() -> Any:
 
 
 def _width(reports: Sequence[Report], panel: Sequence[Any]) -> float:
-    """Inches: room for the names of the cases, and for the number above each bar."""
+    """Work out the width in inches: room for the names of the cases, and the number above each bar."""
     if panel[0] is not _bars:
         return max(4.6, 1.2 * len(reports))
     cases = len(_cases(reports, panel[1]))
@@ -83,7 +83,7 @@ def _machine(report: Report) -> str:
 
 
 def _bars(axis: Any, reports: Sequence[Report], names: Sequence[str], key: str, title: str) -> None:
-    """The medians of every case, with the spread of its runs."""
+    """Draw the medians of every case, with the spread of its runs."""
     cases = _cases(reports, key)
     width = 0.8 / len(reports)
     for place, report in enumerate(reports):
@@ -110,7 +110,7 @@ def _bars(axis: Any, reports: Sequence[Report], names: Sequence[str], key: str, 
 
 
 def _wrapped(case: str) -> str:
-    """Several lines, none of which breaks inside `8 x 2048`."""
+    """Wrap a case's name into lines, none of which breaks inside `8 x 2048`."""
     return textwrap.fill(case.replace(" x ", "\N{NO-BREAK SPACE}x\N{NO-BREAK SPACE}"), 24)
 
 
@@ -162,7 +162,7 @@ def _distribution(axis: Any, title: str) -> None:
 
 
 def _phases(axis: Any, reports: Sequence[Report], names: Sequence[str]) -> None:
-    """The mean time of a tree's levels, one on the other, and the whole load's as a mark."""
+    """Draw the mean times of a tree's levels, one on the other, and the whole load's as a mark."""
     for place, report in enumerate(reports):
         bottom = 0.0
         found = report["cases"][0]["figures"]

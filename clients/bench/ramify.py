@@ -76,19 +76,19 @@ class RamifySession:
     # --- what lines use -------------------------------------------------------------------------
 
     def line(self, name: str | None = None, position: int = 0) -> "RamifyLine":
-        """A line whose branch exists, or will when the frame that forks it has run."""
+        """Make a line whose branch exists, or will when the frame that forks it has run."""
         made = RamifyLine(self, name or f"b{len(self._lines)}", position)
         self._lines[made.name] = made
         return made
 
     def op(self, waiter: asyncio.Future[None] | None = None) -> int:
-        """A new op id. `waiter` is resolved by its `ok`."""
+        """Make a new op id. `waiter` is resolved by its `ok`."""
         self._ids += 1
         self._due[self._ids] = waiter
         return self._ids
 
     def send(self, ops: list[ClientMessage]) -> None:
-        """One frame. Raises what ended this session, if anything has."""
+        """Send one frame. Raises what ended this session, if anything has."""
         if self.fault is not None:
             raise self.fault
         self._write(ops)
@@ -202,7 +202,7 @@ class RamifyLine:
         return self.waiter
 
     def grown(self, now: float, position: int) -> None:
-        """A delta: the branch is `position` tokens long."""
+        """Note a delta: the branch is `position` tokens long."""
         count = position - self._position
         if count <= 0 or self.waiter is None or self.waiter.done():
             raise BenchFailed(f"{self.name}: a delta to {position} at {self._position}")
@@ -210,7 +210,7 @@ class RamifyLine:
         self._position = position
 
     def done(self, now: float, message: Done) -> None:
-        """Raises BenchFailed if it is not the end that was asked for."""
+        """Note the end. Raises BenchFailed if it is not the one that was asked for."""
         trace, usage, waiter = self._trace, message.usage, self.waiter
         if waiter is None or waiter.done():
             raise BenchFailed(f"{self.name}: an end of no generation")

@@ -45,7 +45,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
 
 
 def headline(report: Mapping[str, Any]) -> str:
-    """The machine, the server and the model, in a line or two."""
+    """Describe the machine, the server and the model, in a line or two."""
     machine = report["machine"]
     gpus = machine["gpus"]
     versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items() if v != "not installed")
@@ -55,7 +55,7 @@ def headline(report: Mapping[str, Any]) -> str:
 
 
 def text(report: Mapping[str, Any]) -> str:
-    """One table for each set of columns: medians, with (min-max) where there are several runs."""
+    """Make a table for each set of columns: medians, with (min-max) where there are several runs."""
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for case in report["cases"]:
         groups.setdefault(tuple(case["shown"]), []).append(case)
@@ -86,7 +86,7 @@ def assemble(
     options: Mapping[str, Any],
     cases: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """The whole report: JSON types only."""
+    """Make the whole report, of JSON types only."""
     return {
         "format": FORMAT,
         "workload": workload,
@@ -101,7 +101,7 @@ def assemble(
 
 
 def without_tokens(flags: Sequence[str]) -> list[str]:
-    """The flags with bearer tokens made unreadable: reports are passed on."""
+    """Make bearer tokens in flags unreadable: reports are passed on."""
     shown: list[str] = []
     for flag in flags:
         name, sep, _ = flag.partition("=")
@@ -113,7 +113,7 @@ def without_tokens(flags: Sequence[str]) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """This machine, on which the load ran. `load`: of the last minute, ours included."""
+    """Describe this machine, on which the load ran. `load`: of the last minute, ours included."""
     return {
         **local_info(),
         "cpu": cpu_model(),

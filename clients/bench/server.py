@@ -85,7 +85,7 @@ def served(
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block like an exception, so that our server does not outlive us."""
+    """Have SIGTERM end the block like an exception, so that our server does not outlive us."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
         return
@@ -110,7 +110,7 @@ def http_url(url: str) -> str:
 
 
 def get(url: str, token: str | None) -> bytes:
-    """The body. Raises BenchFailed unless the answer is 200."""
+    """Get the body. Raises BenchFailed unless the answer is 200."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         with _opener.open(urllib.request.Request(url, headers=headers), timeout=30) as answer:
@@ -138,7 +138,7 @@ def about(target: Target) -> dict[str, Any]:
 
 
 def device_time(target: Target) -> tuple[float, int]:
-    """Seconds that steps took on the device so far, and how many. Raises BenchFailed.
+    """Ask for the seconds that steps took on the device so far, and their count. Raises BenchFailed.
 
     From the histogram `ramify_step_seconds` of /metrics.
     """

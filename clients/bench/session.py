@@ -58,6 +58,6 @@ def check_output(trace: Trace, job: GenerateJob, where: str) -> None:
 
 
 def seen(facts: Any) -> str:
-    """A server's answer, short enough for an error message."""
+    """Shorten a server's answer for an error message."""
     text = facts.decode("utf-8", "replace") if isinstance(facts, bytes) else str(facts)
     return " ".join(text.split())[:300]

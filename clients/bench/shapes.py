@@ -71,7 +71,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def write_model_folder(folder: Path, shape: str) -> None:
-    """A config of the shape, and a tokenizer that nobody needs: prompts are token ids.
+    """Write a config of the shape, and a tokenizer that is not used: prompts are token ids.
 
     Raises ConfigError if the bundled model, whose tokenizer it is, is not installed.
     """

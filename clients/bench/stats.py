@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The percentile by linear interpolation, as numpy's default. nan if there are no values."""
+    """Compute a percentile by linear interpolation, as numpy does. nan if there are no values."""
     return _at(sorted(values), percent)
 
 
@@ -34,12 +34,12 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def mean(values: Sequence[float]) -> float:
-    """nan if there are no values."""
+    """The mean; nan if there are no values."""
     return sum(values) / len(values) if values else float("nan")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Right-aligned columns, the first one left-aligned."""
+    """Write a table. The first column is left-aligned, the others right-aligned."""
     every = [list(columns), *[list(row) for row in rows]]
     widths = [max(len(row[i]) for row in every) for i in range(len(columns))]
     lines = []

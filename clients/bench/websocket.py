@@ -17,7 +17,7 @@ _FIN = 0x80
 
 
 def client_frame(payload: bytes, opcode: int = TEXT) -> bytes:
-    """A frame of a client: FIN, and a mask of zeros."""
+    """Make a frame of a client: FIN, and a mask of zeros."""
     length = len(payload)
     first = _FIN | opcode
     if length < 126:
@@ -36,7 +36,7 @@ class FrameReader:
         self._opcode = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """(opcode, payload) of each message that is complete now."""
+        """Take bytes. Yields (opcode, payload) of each message that is complete now."""
         buffer = self._buffer + data if self._buffer else data
         at, size = 0, len(buffer)
         while size - at >= 2:
@@ -59,7 +59,7 @@ class FrameReader:
         self._buffer = buffer[at:]
 
     def _join(self, first: int, payload: bytes) -> tuple[int, bytes] | None:
-        """A fragment: the message that it completes, if it does (section 5.4)."""
+        """Add a fragment. Returns the message that it completes, if it does (section 5.4)."""
         if first & 0x0F:
             self._opcode, self._parts = first & 0x0F, []
         self._parts.append(payload)

@@ -143,7 +143,7 @@ def overhead(batch: int, given: int, output: int, branches: int) -> Case:
 
 
 def optimum(programs: list[LoadProgram]) -> int:
-    """The fewest prompt tokens that can be computed: each shared prefix once.
+    """Count the fewest prompt tokens that can be computed: each shared prefix once.
 
     A request must run at least its last token, whose logits nobody has kept; going on after an
     answer, the answer's last token has been sampled but not run.
@@ -170,7 +170,7 @@ def optimum(programs: list[LoadProgram]) -> int:
 
 
 def _common(one: list[int], other: list[int]) -> int:
-    """Length of the common prefix."""
+    """The length of the common prefix."""
     for place, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return place

@@ -22,12 +22,12 @@ def near(name: str, known: Sequence[str]) -> str:
 
 
 def _path(word: str) -> Path:
-    """Of a word that may be an address of a file."""
+    """Make a path of a word, which may be a `file:` URL."""
     return Path(unquote(word.removeprefix("file://")) if word.startswith("file://") else word)
 
 
 def dropped(text: str) -> list[str]:
-    """The files, if the text is nothing but paths of pictures, as terminals write them."""
+    """Find the files in a text that is nothing but paths of pictures, as terminals write them."""
     try:
         given = shlex.split(text)
         paths = [_path(word) for word in given]
@@ -38,7 +38,7 @@ def dropped(text: str) -> list[str]:
 
 
 def words(rest: str, usage: str) -> list[str]:
-    """The arguments of a command; spaces in one are quoted. Raises BadRequest."""
+    """Split the arguments of a command; spaces in one are quoted. Raises BadRequest."""
     try:
         given = shlex.split(rest)
     except ValueError as error:
@@ -49,7 +49,7 @@ def words(rest: str, usage: str) -> list[str]:
 
 
 def one(rest: str, usage: str) -> str:
-    """The one argument of a command. Raises BadRequest."""
+    """Read the one argument of a command. Raises BadRequest."""
     given = words(rest, usage)
     if len(given) > 1:
         raise BadRequest(f"use {usage}; a name with spaces goes in quotes: {shlex.quote(rest)}")
@@ -57,7 +57,7 @@ def one(rest: str, usage: str) -> str:
 
 
 def picture(name: str) -> tuple[str, bytes]:
-    """The name and the bytes of a file. Raises BadRequest, which names it."""
+    """Read the name and the bytes of a file. Raises BadRequest, which names it."""
     path = _path(name).expanduser()
     try:
         if not 0 < path.stat().st_size <= MOST_BYTES:
@@ -71,6 +71,6 @@ def picture(name: str) -> tuple[str, bytes]:
 
 
 def as_typed(message: str, names: Sequence[str]) -> str:
-    """What a server says of a message with pictures, with the files in the place of fields."""
+    """Put the names of files for fields in what a server says of a message with pictures."""
     named = _FIELD.sub(lambda found: dict(enumerate(names)).get(int(found[1]), found[0]), message)
     return named.replace("`images`", "`/image`")

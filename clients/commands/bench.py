@@ -45,7 +45,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _workload(kinds: Any, name: str, text: str) -> argparse.ArgumentParser:
-    """A subcommand with the flags that all workloads share."""
+    """Add a subcommand with the flags that all workloads share."""
     parser: argparse.ArgumentParser = kinds.add_parser(name, help=text)
     engine = parser.add_argument_group("server").add_mutually_exclusive_group(required=True)
     if name != "start":
@@ -161,7 +161,7 @@ def _warm(parser: argparse.ArgumentParser) -> None:
 
 
 def _whole(text: str, least: int = 0) -> int:
-    """Raises ArgumentTypeError."""
+    """Read a whole number. Raises ArgumentTypeError."""
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
     return int(text)
@@ -172,7 +172,7 @@ def _count(text: str) -> int:
 
 
 def pairs(text: str) -> list[tuple[int, int]]:
-    """`8x2048,1x2048` as pairs; none of an empty text. Raises ArgumentTypeError."""
+    """Read pairs like `8x2048,1x2048`; an empty text has none. Raises ArgumentTypeError."""
     try:
         return [(_count(a), _count(b)) for a, _, b in (p.partition("x") for p in text.split(",") if p)]
     except argparse.ArgumentTypeError:
@@ -204,13 +204,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_plot(args: argparse.Namespace) -> int:
-    """Compare. Raises BadRequest, OSError."""
+    """Draw reports for comparison. Raises BadRequest, OSError."""
     plot.draw([report.read(path) for path in args.reports], args.output)
     return 0
 
 
 def say(line: str) -> None:
-    """Progress."""
+    """Print a line of progress."""
     print(shown(line), file=sys.stderr, flush=True)
 
 
@@ -277,7 +277,7 @@ def _load_report(args: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def _target(args: argparse.Namespace) -> Iterator[tuple[Target, float | None]]:
-    """The server, and how long it took to start, if it is ours."""
+    """Give the server, and how long it took to start if it is ours."""
     common: dict[str, Any] = {
         "model": args.model,
         "token": args.token or (os.environ.get("RAMIFY_TOKEN") if args.url is not None else None),
@@ -297,7 +297,7 @@ def _target(args: argparse.Namespace) -> Iterator[tuple[Target, float | None]]:
 
 
 def _top(given: int | None, info: dict[str, Any]) -> int:
-    """Prompt ids are below this. A Ramify server tells its vocabulary; others must be told."""
+    """Find the bound of prompt ids. A Ramify server tells its vocabulary; for others a flag must."""
     model = info.get("model")
     size = model.get("vocab_size") if isinstance(model, dict) else None
     if given is not None and size is not None and given > size:
@@ -312,7 +312,7 @@ def _label(target: Target, info: dict[str, Any]) -> str:
 
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
-    """The flags, as JSON; not the token."""
+    """Make the flags as JSON, without the token."""
     skipped = ("run", "cases", "token", "workload")
     plain = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     plain["serve_flags"] = report.without_tokens(args.serve_flags)

@@ -67,7 +67,7 @@ class BranchTranscript:
                     self.entries[at] = entry._replace(pictures=found.pictures)
 
     def cut(self, to: int) -> None:
-        """The branch was moved back to position `to`."""
+        """Drop what lies behind position `to`, to which the branch was moved back."""
         self.entries = [entry for entry in self.entries if entry.start < to]
 
     def copy(self) -> "BranchTranscript":
@@ -75,7 +75,7 @@ class BranchTranscript:
 
 
 def of_turns(turns: Sequence[SegmentState]) -> BranchTranscript:
-    """The messages that `tree` with text shows."""
+    """Read the messages that `tree` with text shows."""
     found = BranchTranscript()
     for i, turn in enumerate(turns):
         if turn.messages:
@@ -114,7 +114,7 @@ def _answers(turns: Sequence[SegmentState], i: int) -> bool:
 
 
 def groups(messages: Sequence[ChatMessage]) -> list[list[ChatMessage]]:
-    """Messages as they are appended: an answer goes with what it answers, so `/undo` takes both."""
+    """Group messages as they are appended: an answer with what it answers; `/undo` takes both."""
     found: list[list[ChatMessage]] = []
     for message in messages:
         if message.role == "assistant" and found and found[-1][-1].role in ("user", "assistant", "tool"):
@@ -125,7 +125,7 @@ def groups(messages: Sequence[ChatMessage]) -> list[list[ChatMessage]]:
 
 
 def appends(branch: str, entries: Sequence[Entry]) -> list[Append]:
-    """The ops that say them again; a picture whose file is not known is told by its name."""
+    """Make the ops that say them again; a picture whose file is not known is named."""
     told = [each.message if each.pictures else each.named for each in entries]
     files, made = [each.data for entry in entries for each in entry.pictures], list[Append]()
     for group in groups(told):
@@ -136,7 +136,7 @@ def appends(branch: str, entries: Sequence[Entry]) -> list[Append]:
 
 
 def write(path: Path, model: str | None, branch: str, messages: Sequence[ChatMessage]) -> None:
-    """Raises BadRequest."""
+    """Write a branch's messages to a file. Raises BadRequest."""
     record = {"model": model, "branch": branch, "messages": msgspec.to_builtins(list(messages))}
     try:
         path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -145,7 +145,7 @@ def write(path: Path, model: str | None, branch: str, messages: Sequence[ChatMes
 
 
 def read(path: Path) -> list[ChatMessage]:
-    """The messages in a file of `write`, or in a plain list. Raises BadRequest."""
+    """Read the messages in a file of `write`, or in a plain list. Raises BadRequest."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -163,7 +163,7 @@ def read(path: Path) -> list[ChatMessage]:
 
 
 def before_answer(branch: str, turns: Sequence[SegmentState]) -> list[Op]:
-    """The ops that bring a branch back to where its last answer begins. Raises BadRequest."""
+    """Make the ops that bring a branch back to where its last answer begins. Raises BadRequest."""
     end = turns[-1].end if turns else 0
     for i in reversed(range(len(turns))):
         turn = turns[i]

@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def question(given: str | None) -> str:
-    """The question: the argument, then a pipe's content. Raises BadRequest if both are missing."""
+    """Read the question: the argument, then a pipe's content. Raises BadRequest if both are missing."""
     parts = [given or ""]
     if not sys.stdin.isatty():
         parts.append(sys.stdin.read())
@@ -129,7 +129,7 @@ def _once(args: argparse.Namespace, text: str, options: GenerateOptions) -> int:
 
 
 def cut_note(usage: Usage, most: int) -> str:
-    """What to say of an answer that was cut: by `most`, its max_tokens, or where the context ends."""
+    """Say why an answer was cut: by `most`, its max_tokens, or at the end of the context."""
     if usage.output >= most:
         return f"cut after {usage.output} tokens: --set max_tokens=N allows more"
     return f"cut after {usage.output} tokens: with the {usage.prompt} before them, the context is full"
@@ -146,7 +146,7 @@ def _answer(session: SyncSession, screen: Screen, text: str, options: GenerateOp
 
 
 def shorter(text: str) -> str:
-    """The text without its middle: three quarters of it, with a mark where something is left out."""
+    """Shorten a text to three quarters, by its middle, with a mark where something is left out."""
     begin, _, end = text.partition(CUT_MARK)
     if not end:
         begin, end = text[: len(text) // 2], text[len(text) // 2 :]
@@ -155,7 +155,7 @@ def shorter(text: str) -> str:
 
 
 def _talk(args: argparse.Namespace, options: GenerateOptions) -> int:
-    """A conversation, on a terminal or from a script."""
+    """Hold a conversation, on a terminal or from a script."""
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and not args.script
     screen = _screen(args, terminal, notes_to_stderr=not terminal)
     with _server(args, screen) as url:
@@ -194,7 +194,7 @@ def _talk(args: argparse.Namespace, options: GenerateOptions) -> int:
 
 
 def _settings(args: argparse.Namespace, screen: Screen, *, keep: bool) -> ConnectSettings:
-    """The connection's settings. A lost one is tried again, on a terminal for as long as
+    """Make the connection's settings. A lost one is tried again, on a terminal for as long as
     the user waits.
     """
     waits = sys.stdin.isatty() and args.question is None
@@ -220,7 +220,7 @@ def tell(screen: Screen, change: Connection) -> None:
 
 
 def _attach(url: str, settings: ConnectSettings, screen: Screen) -> SyncSession:
-    """A new session; waits for a server that is away. Raises ConnectionLost when it gives up."""
+    """Make a new session; waits for a server that is away. Raises ConnectionLost when it gives up."""
     told, until = False, time.monotonic() + settings.get("give_up_s", GIVE_UP_S)
     while True:
         try:
@@ -236,7 +236,7 @@ def _attach(url: str, settings: ConnectSettings, screen: Screen) -> SyncSession:
 
 @contextlib.contextmanager
 def _server(args: argparse.Namespace, screen: Screen) -> Iterator[str]:
-    """The URL to talk to: the one given, or that of an engine that lives as long as the block."""
+    """Give the URL to talk to: the one given, or that of an engine that lives as long as the block."""
     if args.url is not None:
         yield args.url
         return
@@ -270,7 +270,7 @@ def _server(args: argparse.Namespace, screen: Screen) -> Iterator[str]:
 
 
 def _screen(args: argparse.Namespace, terminal: bool, *, notes_to_stderr: bool) -> Screen:
-    """Markdown on a terminal, else plain text."""
+    """Make a screen: Markdown on a terminal, else plain text."""
     if terminal and not args.plain:
         from rich.console import Console  # here: it takes time that `ramify serve` need not spend
 
@@ -286,7 +286,7 @@ def _screen(args: argparse.Namespace, terminal: bool, *, notes_to_stderr: bool) 
 
 @contextlib.contextmanager
 def _reader(talk: Callable[[], ChatSession], terminal: bool) -> Iterator[ReadLine]:
-    """A function that reads a line (None at the end): with editing and history on a terminal."""
+    """Give a function that reads a line (None at the end), with editing and history on a terminal."""
     if not terminal:
         yield lambda _: line.rstrip("\n") if (line := sys.stdin.readline()) else None
         return

@@ -107,7 +107,7 @@ class ChatSession:
         return [branch.name for branch in self.session.branches]
 
     def learn(self) -> None:
-        """The session is an older one: ask the server what was said in it."""
+        """Ask the server what was said in the session, which is an older one."""
         self._said = {name: BranchTranscript() for name in self.branches}
         self._stale = set(self._said)
         self._refresh()
@@ -170,7 +170,7 @@ class ChatSession:
                 return "\n".join([*lines, line]), False
 
     def _perform(self, text: str, quoted: bool) -> None:
-        """`handle`, in a new session if the old one is lost. Raises RamifyError."""
+        """Handle a message, in a new session if the old one is lost. Raises RamifyError."""
         for _ in range(RENEWALS):
             try:
                 if self._lost:
@@ -277,7 +277,7 @@ class ChatSession:
 
     @property
     def _lost(self) -> bool:
-        """The server no longer has the session, and a new one can be made."""
+        """Whether the server no longer has the session, and a new one can be made."""
         return self._renew is not None and isinstance(self.session.error, SessionLost)
 
     def _take_up(self) -> None:
@@ -332,7 +332,7 @@ class ChatSession:
         self._screen.note(f"back at token {position}")
 
     def _retry(self, _: str) -> None:
-        """Roll back to where the last answer began, generate: one frame; the prompt is still cached.
+        """Roll back to where the last answer began, and generate, in one frame: the prompt is cached.
         The answer that was there is kept on a branch of its own.
         """
         name = self._branch.name
@@ -349,7 +349,7 @@ class ChatSession:
             self._screen.note(f"the answer before is on {old}: /switch {old}")
 
     def _free_name(self, name: str) -> str:
-        """`name-1`, or the first of `name-2`, ... that no branch has."""
+        """Find a free name: the first of `name-1`, `name-2`, ... that no branch has."""
         taken, number = set(self.branches), 1
         while f"{name[:NAME_CHARS]}-{number}" in taken:
             number += 1
@@ -379,7 +379,7 @@ class ChatSession:
         self._refresh()
 
     def _attach(self, rest: str) -> None:
-        """Raises BadRequest, which names the file."""
+        """Attach a picture. Raises BadRequest, which names the file."""
         for name in words(rest, "/image FILE"):
             if len(self._pictures) >= MOST_AT_ONCE:
                 raise BadRequest(f"{name}: a message can have {MOST_AT_ONCE} pictures")
@@ -427,7 +427,7 @@ class ChatSession:
         self._screen.note(f"the session is in {path}; branches: {len(self.branches)}")
 
     def _load_whole(self, path: Path) -> None:
-        """Go on in a new session, which the file is; the one before ends as with /quit."""
+        """Go on in a new session made of the file; the one before ends as with /quit."""
         if self._imports is None:
             raise BadRequest("a whole session cannot be loaded here")
         try:

@@ -26,7 +26,7 @@ _NEEDED = ("config.json", "tokenizer.json")
 
 
 def find_model(given: str, cache: Path | None = None) -> tuple[Path, str | None]:
-    """The folder or the GGUF file of a model, and its name where that is not the folder's.
+    """Find the folder or GGUF file of a model, and its name where that is not the folder's.
 
     `cache`: the hub's, if not where it usually is. Raises ConfigError that says what to do.
     """
@@ -74,7 +74,7 @@ def find_model(given: str, cache: Path | None = None) -> tuple[Path, str | None]
 
 
 def _of_type(folder: Path, kind: str) -> Path | None:
-    """The GGUF file whose name has this part, if there is one; that of a vision tower is not it."""
+    """Find the GGUF file whose name has this part, if there is one: no file of a vision tower."""
     part = re.compile(rf"(?:^|[-.]){re.escape(kind)}(?:[-.]|$)", re.IGNORECASE)
     found = [
         path for path in folder.rglob("*.gguf") if part.search(path.name) and "mmproj" not in path.name

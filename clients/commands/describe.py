@@ -7,7 +7,7 @@ SAVED = {"lazy": "saved soon after each change", "sync": "saved before it is tol
 
 
 def describe(result: Result) -> str:
-    """One line on a turn, for example
+    """Describe a turn in one line, for example
 
     53 tokens, 41.2 tok/s, first after 11 ms, 120 of 133 prompt tokens cached
     """
@@ -29,14 +29,14 @@ def describe(result: Result) -> str:
 
 
 def decode_rate(usage: Usage) -> float | None:
-    """Tokens a second after the first one; None where that cannot be said."""
+    """Compute tokens a second after the first one; None where that cannot be said."""
     if usage.ttft_ms is None or usage.output < 2 or usage.total_ms <= usage.ttft_ms:
         return None
     return (usage.output - 1) / (usage.total_ms - usage.ttft_ms) * 1e3
 
 
 def draw_tree(branches: list[BranchState], current: str) -> str:
-    """The branches as an indented tree; the current one is marked."""
+    """Draw the branches as an indented tree. The current one is marked."""
     names = {branch.branch for branch in branches}
     children: dict[str | None, list[BranchState]] = {}
     for branch in branches:
@@ -60,7 +60,7 @@ def draw_tree(branches: list[BranchState], current: str) -> str:
 
 
 def holding(branches: list[BranchState], ttl_s: float | None, persist: str | None) -> str:
-    """What the server has of a session, and for how long, for example
+    """Describe what the server has of a session, and for how long, for example
 
     on the server: KV of up to 133 tokens; the session lives 10 min without clients; not saved
 

@@ -74,7 +74,7 @@ def join(
     model: Path | None,
     device: Any,
 ) -> None:
-    """Be a replica of the front at this address, until SIGTERM or until it wants none any more.
+    """Run a replica of the front at this address, until SIGTERM or until the front wants none any more.
 
     `model`, `device`: what is other here than there. Raises ConfigError, ModelError, EngineStopped.
     """
@@ -115,7 +115,7 @@ def join(
 def store(
     place: str, key_file: Path | None = None, *, writes: bool, converts: bool = False
 ) -> Iterator[Any]:
-    """The saved sessions at `place`, a file or a URL: an `actors.store.base.Store`. Raises ConfigError.
+    """Open the store at `place`, a file or a URL: `actors.store.base.Store`. Raises ConfigError.
 
     `writes`: no server may run on a file meanwhile. `key_file`, `converts`: as of `open_store`.
     """
@@ -134,7 +134,7 @@ def store(
 
 
 def keys(key_file: Path) -> Any:
-    """`actors.store.sealed.Keys`, to seal and unseal items elsewhere. Raises ConfigError."""
+    """Make `actors.store.sealed.Keys`, to seal and unseal items elsewhere. Raises ConfigError."""
     base, opening = (load(f"ramify.actors.store.{name}") for name in ("base", "opening"))
     try:
         return opening.sealing().read_keys(key_file)
@@ -143,7 +143,7 @@ def keys(key_file: Path) -> Any:
 
 
 def check_saved(items: Mapping[str, bytes]) -> None:
-    """The checks of what clients import, for a session of a store. Raises ConfigError."""
+    """Check a session of a store as imports of clients are checked. Raises ConfigError."""
     exports = load("ramify.actors.session.durable.exports")
     try:
         exports.check_saved(items)
@@ -153,7 +153,7 @@ def check_saved(items: Mapping[str, bytes]) -> None:
 
 @contextmanager
 def embedded(config: EngineConfig, progress: Progress) -> Iterator[str]:
-    """An engine in a thread of this process; gives its URL. Raises as `serve` does."""
+    """Run an engine in a thread of this process; gives its URL. Raises as `serve` does."""
     started = threading.Event()
     host = _Host(config, progress, started)
     thread = threading.Thread(target=host.run, name="ramify-engine", daemon=True)
@@ -208,7 +208,7 @@ class _Host:
 
 @asynccontextmanager
 async def _engine(config: EngineConfig) -> AsyncIterator[tuple[Any, Any]]:
-    """The engine's module, imported while its executor, if it has one of its own, loads the model.
+    """Import the engine's module while its executor, if it has one of its own, loads the model.
 
     Faults of the engine become one-line errors.
     """
@@ -231,7 +231,7 @@ def _faults(engine: Any, config: EngineConfig) -> Iterator[None]:
 
 
 def log_progress() -> Progress:
-    """Progress as log records, one for each phase."""
+    """Show progress as log records, one for each phase."""
     log = load("ramify.actors.kit.log").get_log("ramify.start")
     phase = ""
 
@@ -245,7 +245,7 @@ def log_progress() -> Progress:
 
 
 def show_progress(out: TextIO) -> Progress:
-    """Progress on one line of a terminal, or one line for each phase elsewhere."""
+    """Show progress on one line of a terminal, or one line for each phase elsewhere."""
     phase = ""
 
     def report(what: str, done: float) -> None:

@@ -47,7 +47,7 @@ def add_flags(
     every: bool,
     groups: Sequence[str] = tuple(GROUPS),
 ) -> None:
-    """The flags of these settings, by group. Not `every`: help shows those for newcomers alone."""
+    """Add the flags of these settings, by group. Not `every`: help shows those for newcomers alone."""
     for name in groups:
         text, members = GROUPS[name], members_of(name, kinds)
         if not members:
@@ -59,13 +59,13 @@ def add_flags(
 
 
 def members_of(group: str, kinds: Sequence[type[Settings]]) -> list[DeclaredSetting]:
-    """The settings of a group that have a flag."""
+    """Find the settings of a group that have a flag."""
     every = [each for kind in kinds for each in declared(kind)]
     return [each for each in every if each.flag is not None and each.group == group]
 
 
 def given(kind: type[Settings], args: argparse.Namespace) -> dict[str, Any]:
-    """Field -> value, of the flags and the variables that the settings name."""
+    """Read the values of flags and environment variables, by field."""
     found: dict[str, Any] = {}
     for each in declared(kind):
         if each.flag is not None:
@@ -81,7 +81,7 @@ def given(kind: type[Settings], args: argparse.Namespace) -> dict[str, Any]:
 
 
 def or_variable(each: DeclaredSetting, value: Any) -> Any:
-    """The value of the setting's environment variable if its flag is not given; else `value`."""
+    """Return `value`, or the setting's environment variable if its flag is not given."""
     known = each.setting
     text = os.environ.get(known.environment)
     silent = each.flag is None or value == known.default
@@ -91,7 +91,7 @@ def or_variable(each: DeclaredSetting, value: Any) -> Any:
 
 
 def help_of(each: DeclaredSetting, *, brief: bool = False) -> str:
-    """One setting's help: its meaning and its default."""
+    """Write one setting's help: its meaning and its default."""
     known = each.setting
     text = known.help.partition(";")[0] if brief else known.help
     text = f"{known.unit} {text}" if known.unit == "seconds" else text
@@ -102,7 +102,7 @@ def help_of(each: DeclaredSetting, *, brief: bool = False) -> str:
 
 
 def default_of(each: DeclaredSetting) -> str:
-    """The default as a user would type it, or what happens without the flag; "" for nothing."""
+    """Write the default as a user would type it, or what happens without the flag; "" for nothing."""
     default = each.default
     if each.setting.default:
         return each.setting.default
@@ -134,7 +134,7 @@ def _add(group: Any, each: DeclaredSetting, *, brief: bool, hidden: bool) -> Non
 
 
 def _words(words: Mapping[str, object], kind: Any) -> Callable[[str], object]:
-    """A converter for argparse: a word that stands for a value, or the text of one."""
+    """Make a converter for argparse: of a word that stands for a value, or the text of one."""
 
     def read(text: str) -> object:
         if text in words:
@@ -151,7 +151,7 @@ def _words(words: Mapping[str, object], kind: Any) -> Callable[[str], object]:
 
 
 def _bytes(text: str) -> int:
-    """A number of bytes, as a user writes it: 64M is 64 MiB."""
+    """Read a number of bytes as a user writes it: 64M is 64 MiB."""
     found = re.fullmatch(r"(-?[0-9]{1,18})([KMGT]?)", text)
     if found is None:
         known = "a number of bytes, or one with K, M, G or T"

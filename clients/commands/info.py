@@ -91,7 +91,7 @@ def show(facts: dict[str, Any], indent: str = "") -> None:
 
 
 def local_info() -> dict[str, Any]:
-    """Versions and devices of this machine."""
+    """Collect versions and devices of this machine."""
     versions: dict[str, str] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -106,7 +106,7 @@ def local_info() -> dict[str, Any]:
 
 
 def gpus() -> list[str]:
-    """The names of NVIDIA GPUs, as the driver's own tool tells them."""
+    """Ask the driver's own tool for the names of NVIDIA GPUs."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -116,7 +116,7 @@ def gpus() -> list[str]:
 
 
 def model_info(path: Path) -> dict[str, Any]:
-    """Facts from the files of a folder, or from a GGUF file. Raises ModelError that names the file."""
+    """Read facts from a folder's files, or from a GGUF file. Raises ModelError that names the file."""
     files = json_files(path)
     facts = files("config.json")
     if facts is None:
@@ -138,7 +138,7 @@ def model_info(path: Path) -> dict[str, Any]:
 
 
 def server_at(port: int, token: str | None = None) -> tuple[str, dict[str, Any]] | None:
-    """The URL and the facts of the Ramify server on this machine at `port`, if there is one."""
+    """Find the URL and the facts of the Ramify server on this machine at `port`, if there is one."""
     url = f"ws://127.0.0.1:{port}/v1/ws"
     try:
         facts = server_info(url, token, timeout_s=HERE_S)
@@ -148,7 +148,7 @@ def server_at(port: int, token: str | None = None) -> tuple[str, dict[str, Any]]
 
 
 def server_info(url: str, token: str | None, *, timeout_s: float = 10.0) -> dict[str, Any]:
-    """`GET /v1/info`. Raises ConnectionLost."""
+    """Ask a server for `GET /v1/info`. Raises ConnectionLost."""
     address = websocket_url(url).replace("ws", "http", 1).removesuffix("/v1/ws") + "/v1/info"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(address, headers=headers)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def command(*args: str) -> str:
-    """`ramify ARGS`, called as this process was: `ramify`, `.venv/bin/ramify`, `python -m ...`."""
+    """Write `ramify ARGS` as this process was called: `ramify`, `.venv/bin/ramify`, `python -m ...`."""
     return shlex.join([*_program(), *args])
 
 

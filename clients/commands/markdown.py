@@ -75,7 +75,7 @@ class Blocks:
         self._live.update(_Tail(_markdown(self._pending), gap=self._printed), refresh=True)
 
     def finish(self) -> None:
-        """The answer has ended: print what is left."""
+        """Print what is left of an answer that has ended."""
         for block in blocks(self._pending + "\n"):
             if block.strip():
                 self._print(block)
@@ -106,7 +106,7 @@ class _Tail:
 
 
 def blocks(text: str) -> list[str]:
-    """Markdown by its top-level blocks. All are complete but the last, which may be empty.
+    """Split Markdown into its top-level blocks. All are complete but the last, which may be empty.
 
     A line without its end may become anything, so it belongs to the last block.
     """

@@ -52,7 +52,7 @@ def set_option(options: GenerateOptions, name: str, value: str) -> None:
 
 
 def form_of(name: str) -> str:
-    """What a field of `generate` may be, in words: "a number from 0 to 100"."""
+    """Say in words what a field of `generate` may be: "a number from 0 to 100"."""
     (field,) = (each for each in inspect.type_info(Generate).fields if each.name == name)  # type: ignore[attr-defined]
     return _in_words(field.type)
 
@@ -79,7 +79,7 @@ def _in_words(kind: inspect.Type) -> str:
 
 
 def _set_shape(table: dict[str, Any], name: str, value: str) -> None:
-    """`/set regex [0-9]+`, `/set choices ["yes", "no"]`: a constraint in short."""
+    """Set a constraint in short: `/set regex [0-9]+`, `/set choices ["yes", "no"]`."""
     if not value:
         table.pop("constraint", None)
         return
@@ -98,7 +98,7 @@ def _brief(value: str) -> str:
 
 
 def _set_after_thought(table: dict[str, Any], value: str) -> None:
-    """`/set after_thought true`: what the model thinks before a constrained answer is free."""
+    """Set `/set after_thought true`: the thought before a constrained answer is free."""
     constraint = table.get("constraint")
     if not isinstance(constraint, Constraint):
         raise BadRequest("after_thought goes with a constraint: set that first, /set json_schema ...")

@@ -42,7 +42,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises ConfigError, ModelError, EngineStopped."""
+    """Run a replica. Raises ConfigError, ModelError, EngineStopped."""
     engine.configure_log(LogConfig(level=args.log_level, format=args.log_format))
     host, port = address(args.join, "--join")
     engine.join(host, port, args.secret_file, tls_ca=args.tls_ca, model=args.model, device=args.device)

@@ -21,7 +21,7 @@ class PendingAnswer(Protocol):
     """An answer on its way."""
 
     def add(self, text: str, cut: int = 0) -> None:
-        """`cut` characters of what was shown are taken back, then `text` follows."""
+        """Take back `cut` characters of what was shown, then show `text`."""
 
 
 class Screen:
@@ -47,11 +47,11 @@ class Screen:
         return self._notes or sys.stdout
 
     def answer(self) -> AbstractContextManager[PendingAnswer]:
-        """A context for the time of an answer."""
+        """Give a context for the time of an answer."""
         return nullcontext(self)
 
     def add(self, text: str, cut: int = 0) -> None:
-        """A part of the answer."""
+        """Show a part of the answer."""
         if cut:
             self.note(f"(the last {cut} characters were taken back by another client)")
         if text:
@@ -66,7 +66,7 @@ class Screen:
             self.add("\n")
 
     def note(self, text: str) -> None:
-        """A line that is not part of an answer; dim on a terminal."""
+        """Show a line that is not part of an answer; dim on a terminal."""
         self._line(text, "2")
 
     def error(self, text: str) -> None:
@@ -85,5 +85,5 @@ class Screen:
 
 
 def shown(text: str) -> str:
-    """Text for a terminal. A model's text must not move the cursor, or worse."""
+    """Clean a text for a terminal. A model's text must not move the cursor, or worse."""
     return text.replace("\r\n", "\n").translate(_PICTURES)

@@ -58,5 +58,5 @@ def announce(url: str, out: Any = None) -> None:
 
 
 def page_of(url: str) -> str:
-    """Where a browser finds the chat page of the server at `url`."""
+    """Make the URL of the chat page of the server at `url`."""
     return url.replace("ws", "http", 1).removesuffix("/v1/ws") + "/"

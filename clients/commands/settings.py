@@ -46,14 +46,14 @@ def add_server_flags(parser: argparse.ArgumentParser, every: bool) -> None:
 
 
 def model_config(args: argparse.Namespace) -> ModelConfig:
-    """Raises ConfigError that names the flag."""
+    """Make the model's configuration. Raises ConfigError that names the flag."""
     path, name = find_model(args.model) if args.model is not None else (bundled_model(), None)
     fields = given(ModelConfig, args)
     return ModelConfig(**fields | {"path": path, "name": fields["name"] or name})
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The configuration that `ramify serve`'s flags make. Raises ConfigError that names the flag."""
+    """Make the configuration of `ramify serve`'s flags. Raises ConfigError that names the flag."""
     server = given(ServerConfig, args)
     server["store"] = store_place(server["store"], args.port)
     limits = CredentialLimits(**given(CredentialLimits, args))
@@ -68,7 +68,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def replicas_config(args: argparse.Namespace) -> ReplicasConfig | None:
-    """None: one core, in the server's process. Raises ConfigError that names the flag."""
+    """Make the replicas' configuration; None: one core, in the server's process. Raises ConfigError."""
     fields: dict[str, Any] = given(ReplicasConfig, args)
     count, joins = fields["count"], fields["on"] == "join"
     fields["listen"], fields["listen_port"] = address(fields["listen"], "--replica-listen")
@@ -86,7 +86,7 @@ def replicas_config(args: argparse.Namespace) -> ReplicasConfig | None:
 
 
 def address(given: str, flag: str) -> tuple[str, int]:
-    """HOST:PORT, or [HOST]:PORT. Raises ConfigError."""
+    """Read HOST:PORT, or [HOST]:PORT. Raises ConfigError."""
     host, _, port = given.rpartition(":")
     if not host or not port.isdecimal() or len(port) > 5:
         raise ConfigError(f"{flag} is {given!r}: must be HOST:PORT")
@@ -94,7 +94,7 @@ def address(given: str, flag: str) -> tuple[str, int]:
 
 
 def store_of(args: argparse.Namespace) -> str | None:
-    """The store that `--store` and `--port` of another command, or the variable, name;
+    """Find the store that `--store` and `--port` of another command, or the variable, name;
     None: no store.
     """
     (each,) = (each for each in declared(ServerConfig) if each.field == "store")
@@ -103,7 +103,7 @@ def store_of(args: argparse.Namespace) -> str | None:
 
 
 def store_place(store: str | None, port: int) -> str | None:
-    """The file or the URL of a store, where "auto" means the usual place; None: no store."""
+    """Find the file or URL of a store, where "auto" means the usual place; None: no store."""
     if store is None or (store == "auto" and port == 0):
         return None
     if store != "auto":
@@ -114,7 +114,7 @@ def store_place(store: str | None, port: int) -> str | None:
 
 
 def bundled_model() -> Path:
-    """The model folder that comes with the package. Raises ConfigError if it is not there."""
+    """Find the model folder that comes with the package. Raises ConfigError if it is not there."""
     folder = Path(str(files(load("ramify.gpu")) / "default_model"))
     if not (folder / "config.json").is_file():
         raise ConfigError("this installation holds no default model: give --model DIR")

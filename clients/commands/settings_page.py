@@ -24,7 +24,7 @@ VARIABLES = {
 
 
 def page() -> str:
-    """The whole page."""
+    """Write the whole page."""
     parts = [HEAD]
     for group, text in GROUPS.items():
         parts.append(f"\n## {group.capitalize()}\n")

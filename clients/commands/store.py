@@ -67,7 +67,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _add_place(parser: argparse.ArgumentParser, store: str, port: Any, key_file: Any) -> None:
-    """The flags that say which store, with these defaults."""
+    """Add the flags that say which store, with these defaults."""
     parser.add_argument("--store", default=store, metavar="PLACE", help="as of `ramify serve`")
     parser.add_argument(
         "--port", type=int, default=port, metavar="N", help="of the server, for --store auto (8765)"
@@ -211,7 +211,7 @@ def _import(store: Any, args: argparse.Namespace) -> int:
 
 
 def _unsealed(found: Exported, args: argparse.Namespace) -> Exported:
-    """The export with all items in plain."""
+    """Unseal all items of an export."""
     if found.items.get(HEAD, b"")[:1] != SEALED:
         return found
     if args.store_key_file is None:
@@ -265,8 +265,8 @@ def _head(items: Any) -> SavedHead:
 
 
 def _texts(items: Any) -> list[tuple[str, int, list[tuple[str, str]]]]:
-    """For each branch its name, its tokens, and its messages with their roles. Raises ConfigError if it
-    is damaged.
+    """Read of each branch its name, its tokens, and its messages with their roles. Raises ConfigError
+    if the session is damaged.
     """
     head = _head(items)
     found = []
@@ -289,7 +289,7 @@ def _texts(items: Any) -> list[tuple[str, int, list[tuple[str, str]]]]:
 
 
 def _said(segment: Any) -> list[tuple[str, str]]:
-    """The messages of a segment with their roles, without what the chat template adds."""
+    """Read the messages of a segment with their roles, without what the chat template adds."""
     if isinstance(segment, SavedOutput):
         return [(segment.role or "text", segment.text if segment.ended else "(being generated)")]
     if segment.messages or segment.chat:
@@ -298,14 +298,14 @@ def _said(segment: Any) -> list[tuple[str, str]]:
 
 
 def _content(message: ChatMessage) -> str:
-    """The text of a message, and the calls in it."""
+    """Write the text of a message, and the calls in it."""
     calls = [call["function"] for call in message.tool_calls or ()]
     told = [message.content, *(f"{call['name']}({call['arguments']})" for call in calls)]
     return "\n".join(filter(None, told))
 
 
 def _title(store: Any, session: str) -> str:
-    """What the session's client calls it, or how it begins; "" where that cannot be read."""
+    """Find a title: the client's, or how the session begins; "" where that cannot be read."""
     try:
         items = store.read(session)
         head = _head(items)

@@ -84,13 +84,13 @@ class CommandCompleter(Completer):
 
 
 def history_file() -> Path:
-    """The file of entered messages, in the user's state folder."""
+    """Find the file of entered messages, in the user's state folder."""
     state = os.environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "ramify" / "messages"
 
 
 def open_history(file: Path) -> History:
-    """A file that is cut to the last messages when it is opened; in memory, if it cannot be written."""
+    """Open a history, which keeps the last messages; in memory if the file cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if file.exists():

@@ -106,12 +106,12 @@ class ApiSession:
         return [str((tool.get("function") or tool).get("name")) for tool in self.tools]
 
     def fresh_names(self, parent: str, count: int) -> list[str]:
-        """Names for new branches."""
+        """Make names for new branches."""
         first, self._count = self._count + 1, self._count + count
         return [f"{parent[-40:]}.{number}" for number in range(first, first + count)]
 
     def branch(self, name: str) -> ApiBranch:
-        """Raises NoBranch."""
+        """Find a branch. Raises NoBranch."""
         try:
             return self._branches[name]
         except KeyError:
@@ -136,7 +136,7 @@ class ApiSession:
         return handles
 
     def post(self, ops: Sequence[Op]) -> None:
-        """Run ops that need no call, here and now. Raises what is wrong with them."""
+        """Run ops that need no call, at once. Raises what is wrong with them."""
         for op in ops:
             self._apply(op)
 
@@ -242,7 +242,7 @@ class ApiSession:
     async def _said(
         self, branch: ApiBranch, op: Generate, generation: ApiGeneration
     ) -> tuple[str, str | None, Reason, Usage | None, list[JsonObject]]:
-        """The answer, by which stop and why it ended, and its calls: guessed already, or asked for."""
+        """Get an answer, guessed already or asked for: its text, stop, reason, usage and calls."""
         guessed = first_stop(branch.guess, op.stop)
         if guessed is not None:
             text, branch.guess = branch.guess[: guessed[0]], branch.guess[guessed[0] :]
@@ -286,7 +286,7 @@ class ApiSession:
         return msgspec.structs.replace(result, choice=index, scores=scores)
 
     async def _echo(self, prompts: list[str]) -> Sequence[Any]:
-        """The prompts with their log-probabilities, and one token more: 0 is refused by some."""
+        """Ask for the prompts with their log-probabilities, and one token more: some refuse 0."""
         options = {"model": self._model, "max_tokens": 1, "echo": True, "logprobs": 1}
         completion = self._count_call(
             await self._client.completions.create(prompt=prompts, temperature=0, **options)
@@ -294,7 +294,7 @@ class ApiSession:
         return sorted(completion.choices, key=lambda choice: choice.index)
 
     async def _next_tokens(self, branch: ApiBranch, said: str) -> dict[str, float]:
-        """The most likely tokens behind `branch` and then `said`."""
+        """Ask for the most likely tokens behind `branch` and then `said`."""
         at = branch.copy(branch.name)
         if said:
             role: TurnRole | None = None if branch.open else "assistant"
@@ -317,7 +317,7 @@ class ApiSession:
     async def _call(
         self, branch: ApiBranch, op: Generate, generation: ApiGeneration | None, ahead: int
     ) -> tuple[str, Reason, Any, list[JsonObject]]:
-        """One request. Returns the whole text, the reason of its end, its usage, and the tool calls.
+        """Make one request. Returns the whole text, the reason of its end, its usage, and tool calls.
 
         `generation` gets the text as it comes. With `ahead` the call is not stopped at the gap's end.
         """
@@ -373,13 +373,13 @@ class ApiSession:
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
-    """The position of the first stop string, and that string."""
+    """Find the position of the first stop string, and that string."""
     found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
     return min(found, default=None)
 
 
 def _result(branch: ApiBranch, text: str, reason: Reason, stop: str | None, usage: Any) -> Result:
-    """`usage` None: the text was guessed in an earlier call."""
+    """Make a result. `usage` None: the text was guessed in an earlier call."""
     prompt = usage.prompt_tokens if usage is not None else 0
     details = getattr(usage, "prompt_tokens_details", None)
     cached = (details.cached_tokens or 0) if details is not None else 0

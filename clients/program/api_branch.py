@@ -49,13 +49,13 @@ class ApiBranch:
         return branch
 
     def moved(self, name: str) -> "ApiBranch":
-        """This branch under another name."""
+        """Make a copy of this branch under another name."""
         branch = self.copy(name)
         branch.answer, branch.ended, branch.parent = self.answer, self.ended, self.parent
         return branch
 
     def answers(self, segment: Segment, number: int, *, hidden: bool = False) -> str:
-        """The model has said something. Returns what of it is shown."""
+        """Add what the model has said. Returns what of it is shown."""
         self.segments.append(segment)
         self.answer, self.ended = segment.text, number
         return "" if hidden else segment.text
@@ -65,17 +65,17 @@ class ApiBranch:
         self.guess = ""
 
     def follow(self, text: str, *, chat: bool) -> None:
-        """The program's own text: the guess holds as far as it says the same."""
+        """Add text of the program: the guess holds as far as it says the same."""
         self.guess = self.guess.removeprefix(text) if self.guess.startswith(text) else ""
         answers = chat and bool(self.segments) and self.segments[-1].role in ("user", "tool")
         self.segments.append(Segment("assistant" if answers else None, text, answers or self.open))
 
     def text(self) -> str:
-        """All of it, for endpoints that know no turns."""
+        """Return all text, for endpoints that know no turns."""
         return "".join(segment.text for segment in self.segments)
 
     def messages(self) -> list[dict[str, Any]]:
-        """The messages for a chat endpoint: segments of one turn are one message."""
+        """Make the messages for a chat endpoint: segments of one turn are one message."""
         joined: list[dict[str, Any]] = []
         for role, text, _, message in self.segments:
             if role is None and joined:

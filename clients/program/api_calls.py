@@ -8,14 +8,14 @@ from ramify.protocol.wire import JsonObject
 
 
 def tool_choice(choice: str) -> Any:
-    """The choice in the form of OpenAI's API."""
+    """Convert the choice of a tool to the form of OpenAI's API."""
     return (
         choice if choice in ("auto", "required") else {"type": "function", "function": {"name": choice}}
     )
 
 
 def more_of(calls: dict[int, JsonObject], piece: Any) -> None:
-    """A call comes in pieces: its id and name first, then its arguments bit by bit."""
+    """Add a piece of a call: its id and name come first, then its arguments bit by bit."""
     call = calls.setdefault(
         piece.index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
     )
@@ -27,7 +27,7 @@ def more_of(calls: dict[int, JsonObject], piece: Any) -> None:
 
 
 def told(error: BaseException) -> BaseException:
-    """An error of the client package as one of ours, whose text says what the endpoint said."""
+    """Convert an error of the client package to ours, whose text says what the endpoint said."""
     status = getattr(error, "status_code", None)
     if isinstance(error, RamifyError) or not type(error).__module__.startswith(("openai", "httpx")):
         return error

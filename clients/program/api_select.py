@@ -29,7 +29,7 @@ class Echoed(NamedTuple):
 
 
 def echoed(choice: Any, text: str) -> list[Echoed]:
-    """The tokens of `text`, as a completion echoes them before what it generates."""
+    """Read the tokens of `text`, which a completion echoes before what it generates."""
     logprobs = choice.logprobs
     if (
         logprobs is None
@@ -51,7 +51,7 @@ async def by_echo(
     method: Method,
     complete: Callable[[list[str]], Awaitable[Sequence[Any]]],
 ) -> tuple[int, list[float]]:
-    """The best choice and the scores. `complete(prompts)`: the endpoint's choices, one for each."""
+    """Find the best choice and the scores. `complete(prompts)`: the endpoint's choices, one for each."""
     texts = [prompt + choice for choice in choices]
     found = [echoed(*each) for each in zip(await complete(texts), texts, strict=True)]
     ends = [next((t.at for t in row if t.at + len(t.token) > len(prompt)), 0) for row in found]
@@ -71,7 +71,7 @@ async def by_echo(
 
 
 def _greedy(rows: Sequence[Sequence[Echoed]], means: Sequence[float]) -> int:
-    """Token by token; one that has ended goes on with its mean. What choices share is one number."""
+    """Choose token by token. A choice that has ended goes on with its mean. Equal tokens count once."""
     known: dict[tuple[str, ...], float] = {}
     left = list(range(len(rows)))
     for place in range(max(map(len, rows))):
@@ -92,7 +92,7 @@ def _greedy(rows: Sequence[Sequence[Echoed]], means: Sequence[float]) -> int:
 async def by_next_tokens(
     choices: Sequence[str], best: Callable[[str], Awaitable[dict[str, float]]]
 ) -> int:
-    """The choice that a greedy walk ends at. `best(said)`: the likeliest tokens behind that text."""
+    """Find the choice that a greedy walk ends at. `best(said)`: the likeliest tokens behind it."""
     left, said = dict.fromkeys(choices), ""
     sums: list[float] = []
     while len(left) > 1:
@@ -118,7 +118,7 @@ async def by_next_tokens(
 
 
 def next_tokens(completion: Any) -> dict[str, float]:
-    """The most likely tokens, as a chat completion of one token shows them."""
+    """Read the most likely tokens from a chat completion of one token."""
     logprobs = completion.choices[0].logprobs
     if logprobs is None or not logprobs.content:
         raise Unsupported("this endpoint shows no log-probabilities, which `select` needs")

@@ -27,7 +27,7 @@ K = TypeVar("K", bound=KnownBranch)
 
 
 def joined(op: Join, branches: MutableMapping[str, K]) -> str:
-    """The text that a join appends. Its sources are dropped."""
+    """Make the text that a join appends, and drop its sources."""
     text = join_texts(op, [_known(branches, name).answer or "" for name in op.from_])
     for name in () if op.keep else op.from_:
         del branches[name]

@@ -85,7 +85,7 @@ class Batch(Generic[T]):
         )
 
     async def run(self, concurrency: int, sockets: int) -> list[Run[T] | Failed]:
-        """Run what is not done. Raises ValueError for numbers below 1."""
+        """Run the items that are not done. Raises ValueError for numbers below 1."""
         if concurrency < 1 or sockets < 1:
             raise ValueError(f"concurrency={concurrency}, sockets={sockets}: both are at least 1")
         total = len(self._arguments)
@@ -140,7 +140,7 @@ class Batch(Generic[T]):
     # --- the file -------------------------------------------------------------------------------
 
     def _read(self, path: Path, digests: list[str]) -> None:
-        """Take what an earlier call has done. A last line that was cut off is dropped."""
+        """Read what an earlier call has done. A last line that was cut off is dropped."""
         if not path.exists():
             return
         data = path.read_bytes()
@@ -190,7 +190,7 @@ def _digest(arguments: inspect.BoundArguments) -> str:
 
 
 def _returned(program: "Program[Any, Any]") -> Any:
-    """The type of what the function returns, for values read from a file."""
+    """Find the type of what the function returns, for values read from a file."""
     try:
         return get_type_hints(program.function).get("return", Any)
     except NameError:

@@ -9,7 +9,7 @@ _CLIENTS = str(Path(__file__).parent.parent)
 
 
 def place() -> str:
-    """`at file.py:12`; a place that is not known is `somewhere`."""
+    """Name the place, as `at file.py:12`; one that is not known is `somewhere`."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

@@ -89,7 +89,7 @@ Step: TypeAlias = Text | Gap | Begin | End
 
 
 def gen(name: str | None = None, /, **options: Unpack[GapOptions]) -> Gen:
-    """Let the model go on from here. `options`: the fields of `generate`.
+    """Make a gap: the model goes on from here. `options`: the fields of `generate`.
 
     `stop` may be one string. Without a `name` the text is generated and cannot be read by itself.
     `regex`, `json_schema`, `choices`, `grammar` or `type` say what it must be; of a `type` (a msgspec
@@ -106,7 +106,7 @@ def gen(name: str | None = None, /, **options: Unpack[GapOptions]) -> Gen:
 def select(
     name: str | None = None, /, choices: Iterable[str] = (), **options: Unpack[SelectOptions]
 ) -> Choose:
-    """Let the model choose one of several texts to go on with. `options`: the fields of `select`.
+    """Make a gap for one of several texts: the model chooses. `options`: the fields of `select`.
 
     `s["name"]` is the choice; `s.result("name").scores` are the scores of all.
     """
@@ -117,32 +117,32 @@ def select(
 
 
 def image(source: "str | os.PathLike[str] | bytes") -> ShownImage:
-    """A picture, in a turn or in raw text: the path of a file, or its bytes (PNG, JPEG, WebP, GIF)."""
+    """Show a picture, in a turn or in raw text: a file's path, or its bytes (PNG, JPEG, WebP, GIF)."""
     return ShownImage(Image(source).data)
 
 
 def system(*parts: Expression) -> Turn:
-    """Instructions, the first turn of a chat."""
+    """Make a turn of instructions, the first of a chat."""
     return Turn("system", parts)
 
 
 def user(*parts: Expression) -> Turn:
-    """A turn of the user."""
+    """Make a turn of the user."""
     return Turn("user", parts)
 
 
 def assistant(*parts: Expression) -> Turn:
-    """A turn of the model: given text, gaps to fill, or both."""
+    """Make a turn of the model: given text, gaps to fill, or both."""
     return Turn("assistant", parts)
 
 
 def tool(*parts: Expression) -> Turn:
-    """A turn with a tool's result."""
+    """Make a turn with a tool's result."""
     return Turn("tool", parts)
 
 
 def flatten(expression: Expression) -> Iterator[Step]:
-    """The steps of an expression. Raises TypeError for anything else, and for nested turns."""
+    """Yield the steps of an expression. Raises TypeError for anything else, and for nested turns."""
     match expression:
         case str():
             if expression:

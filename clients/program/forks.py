@@ -28,7 +28,7 @@ class Forks(list["AsyncState"]):
         self.parent = parent
 
     async def values(self, name: str) -> list[str]:
-        """The texts of the gap `name` in each child, in order."""
+        """Read the text of the gap `name` in each child, in order."""
         return list(await asyncio.gather(*(child[name] for child in self)))
 
     async def finish(self) -> None:
@@ -57,7 +57,7 @@ class Forks(list["AsyncState"]):
     def prune(
         self, k: int = 1, *, by: PruneBy = "logprob", judges: "Sequence[AsyncState] | None" = None
     ) -> "Forks":
-        """The best `k` children, the best first: a beam. They go on as the states that this returns.
+        """Keep the best `k` children, the best first: a beam. They go on as the returned states.
 
         `by`: the `first` that are through, the mean `logprob` of what each generated last, the last
         `number` in it, or the answer that most give (`vote`). `judges`: states whose answers are
@@ -78,7 +78,7 @@ class Forks(list["AsyncState"]):
         return Forks(winners, self.parent)
 
     def adopt(self, *, by: PruneBy = "logprob", judges: "Sequence[AsyncState] | None" = None) -> None:
-        """The state that was forked goes on as the best child. See `prune`."""
+        """Have the state that was forked go on as the best child. See `prune`."""
         self.parent.usable()
         self.parent.settle()
         past = self._pruned(by, judges)
@@ -86,7 +86,7 @@ class Forks(list["AsyncState"]):
         self._decide(past, [self.parent.branch], [self.parent], by, judges)
 
     def _pruned(self, by: PruneBy, judges: "Sequence[AsyncState] | None") -> "Past":
-        """Check what can be checked here, and what the winners will be like."""
+        """Check a prune as far as it can be checked here. Returns what the winners will be like."""
         if judges is not None and len(judges) != len(self):
             raise ValueError(f"{len(judges)} judges for {len(self)} forks: one for each")
         _settled(self)
@@ -116,7 +116,7 @@ class Forks(list["AsyncState"]):
         scorers = list(judges) if judges is not None else list(self)
 
         def ops() -> Sequence[Op]:
-            """The op, without branches that failed in an earlier frame."""
+            """Make the op, without branches that failed in an earlier frame."""
             pairs = list(zip(self, scorers, strict=True))
             left = [pair for pair in pairs if pair[0].error is None and pair[1].error is None]
             if len(left) < len(names):
@@ -154,7 +154,7 @@ class JoinedText:
         self._answers = [source.answer() for source in sources]
 
     async def text(self) -> str:
-        """Known here as far as the texts are: those of hidden gaps are left out."""
+        """Make the text, without that of hidden gaps, which is not known here."""
         return join_texts(self._op, [await answer() for answer in self._answers])
 
 
@@ -177,15 +177,15 @@ class Past:
         self._turn = like.writer.turn
 
     def of(self, rank: int) -> "Past":
-        """The past of another winner."""
+        """Make the past of another winner."""
         return Past(self._sources, self.like, rank, self._shared)
 
     def told_winners(self, names: list[str]) -> None:
-        """The prune is done."""
+        """Note the winners of the prune, which is done."""
         self._winners = names
 
     def names(self) -> list[str]:
-        """The gaps that every source has."""
+        """Find the gaps that every source has."""
         first, *others = [source.names() for source in self._sources]
         return [name for name in first if all(name in other for other in others)]
 
@@ -201,15 +201,15 @@ class Past:
         return next(source for source in self._sources if source.branch == name)
 
     async def answer(self) -> str:
-        """The text that the winner generated last."""
+        """Read the text that the winner generated last."""
         return await (await self._winner()).answer()()
 
     async def value(self, name: str) -> Value:
-        """The winner's gap."""
+        """Return the winner's gap."""
         return (await self._winner())[name]
 
     async def told(self) -> AsyncIterator[TurnPart]:
-        """The winner's text. Its last turn has the number that goes on."""
+        """Yield the winner's text. Its last turn has the number that goes on."""
         winner = await self._winner()
         shift = self._turn - winner.writer.turn
         async for part in winner.told():

@@ -31,11 +31,11 @@ class Graph(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> bool:
-        """Whether all of it is known, and goes out as one frame."""
+        """Whether the whole program is known, and goes out as one frame."""
         return not self.stops
 
     def edges(self) -> Iterator[tuple[int, int]]:
-        """Pairs of indices of `ops`: the second one stands behind the first on a branch."""
+        """Yield pairs of indices of `ops`: the second one stands behind the first on a branch."""
         last: dict[str, int] = {}
         for i, op in enumerate(self.ops):
             reads, writes = _touched(op)
@@ -44,11 +44,11 @@ class Graph(msgspec.Struct, frozen=True):
             last.update(dict.fromkeys((*reads, *writes), i))
 
     def labels(self) -> list[str]:
-        """The text of each node."""
+        """Write the text of each node."""
         return [_label(op, name) for op, name in zip(self.ops, self.names, strict=True)]
 
     def mermaid(self) -> str:
-        """The graph as mermaid text."""
+        """Write the graph as mermaid text."""
         lines = ["flowchart TD"]
         for i, label in enumerate(self.labels()):
             text = label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
@@ -58,7 +58,7 @@ class Graph(msgspec.Struct, frozen=True):
         return "\n".join([*lines, *(f"    %% not one frame: {why}" for why in self.stops)]) + "\n"
 
     def dot(self) -> str:
-        """The graph as DOT, for graphviz."""
+        """Write the graph as DOT, for graphviz."""
         lines = [f"digraph {_quoted(self.name)} {{", "    node [shape=box, fontname=sans];"]
         notes = [*(f"reordered {what}" for what in self.moved)]
         notes += [f"not one frame: {why}" for why in self.stops]
@@ -83,7 +83,7 @@ class Graph(msgspec.Struct, frozen=True):
         return text
 
     def picture(self, path: Path) -> None:
-        """Draw it with graphviz."""
+        """Draw the graph with graphviz."""
         dot = shutil.which("dot")
         if dot is None:
             raise FileNotFoundError(
@@ -133,7 +133,7 @@ class StepRecorder(Sender):
         pass
 
     def graph(self, why: str | None) -> Graph:
-        """The recorded graph. `why`: why the trace ended before the program did."""
+        """Make the recorded graph. `why`: why the trace ended before the program did."""
         graph = Graph(self._name, [], [], [] if why is None else [why])
         for step in self._steps:
             ops = list(step.ops())
@@ -143,7 +143,7 @@ class StepRecorder(Sender):
 
 
 def _touched(op: Op) -> tuple[Sequence[str], Sequence[str]]:
-    """The branches that an op reads, and those that it changes."""
+    """Find the branches that an op reads, and those that it changes."""
     match op:
         case Fork():
             return [], [*([op.branch] if op.branch is not None else []), *op.as_]
@@ -185,7 +185,7 @@ def _names(branch: Any) -> str:
 
 
 def _listed(given: Sequence[str]) -> str:
-    """Some names; of many, the first and the last."""
+    """List some names; of many, the first and the last."""
     if len(given) <= _NAMES:
         return ", ".join(given)
     return f"{given[0]}, {given[1]} ... {given[-1]} ({len(given)})"

@@ -76,7 +76,7 @@ class Program(Generic[P, T]):
     @overload
     def __call__(self, s: AsyncState, /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]: ...
     def __call__(self, s: State | AsyncState, /, *args: P.args, **kwargs: P.kwargs) -> T | Awaitable[T]:
-        """Run it as a part of another program, on that one's state."""
+        """Run the program as a part of another one, on that one's state."""
         return cast("T | Awaitable[T]", self.function(s, *args, **kwargs))
 
     def using(
@@ -89,7 +89,7 @@ class Program(Generic[P, T]):
         reorder: bool | None = None,
         **options: Unpack[GenerateOptions],
     ) -> "Program[P, T]":
-        """The program with other settings."""
+        """Make the program with other settings."""
         now = self.settings
         return Program(
             self.function,
@@ -106,12 +106,12 @@ class Program(Generic[P, T]):
     # --- without `await` ------------------------------------------------------------------------
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> Run[T]:
-        """Run it and wait. Raises what it raised, or what went wrong on the server."""
+        """Run the program and wait. Raises what it raised, or what went wrong on the server."""
         with _loop() as thread:
             return thread.run(self.arun(*args, **kwargs))
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Piece]:
-        """Run it and give the text of its gaps as it comes. Leaving the loop early cancels it."""
+        """Run the program and yield the text of its gaps as it comes. Leaving the loop cancels it."""
         with _loop() as thread:
             pieces = self.astream(*args, **kwargs)
             try:
@@ -129,7 +129,7 @@ class Program(Generic[P, T]):
         progress: bool = False,
         results: str | Path | None = None,
     ) -> list[Run[T] | Failed]:
-        """Run it for each item, several at once; the results are in the items' order.
+        """Run the program for each item, several at once; the results are in the items' order.
 
         An item is a mapping of keyword arguments, or a tuple of arguments. One that fails becomes a
         `Failed`. `concurrency`: how many run at once, over so many `sockets`. `progress`: show it on
@@ -146,12 +146,12 @@ class Program(Generic[P, T]):
     # --- with `await` ---------------------------------------------------------------------------
 
     async def arun(self, *args: P.args, **kwargs: P.kwargs) -> Run[T]:
-        """`run` for asynchronous code."""
+        """Run, for asynchronous code. See `run`."""
         async with self.session() as session:
             return await self.run_on(session, None, *args, **kwargs)
 
     async def astream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Piece]:
-        """`stream` for asynchronous code. Close it (`aclose`) when you leave it early."""
+        """Stream, for asynchronous code. Close it (`aclose`) when you leave it early."""
         pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
 
         async def work() -> None:
@@ -179,14 +179,14 @@ class Program(Generic[P, T]):
         progress: bool = False,
         results: str | Path | None = None,
     ) -> list[Run[T] | Failed]:
-        """`run_batch` for asynchronous code."""
+        """Run a batch, for asynchronous code. See `run_batch`."""
         batch = Batch(self, list(items), None if results is None else Path(results), progress)
         return await batch.run(concurrency, sockets)
 
     async def run_on(
         self, session: Backend, listener: Listener | None, *args: P.args, **kwargs: P.kwargs
     ) -> Run[T]:
-        """Run it on a branch of its own in `session`; `listener` hears the text of all gaps."""
+        """Run on a new branch in `session`. `listener` gets the text of all gaps."""
         sender = Sender(
             session, self.settings.compiled, yields=inspect.iscoroutinefunction(self.function)
         )
@@ -204,7 +204,7 @@ class Program(Generic[P, T]):
             await _end(family, state.branch)
 
     def _root(self, family: RunStates, edit: Callable[[str], str] | None = None) -> AsyncState:
-        """A state on a new branch without a parent."""
+        """Make a state on a new branch without a parent."""
         (name,) = family.sender.session.fresh_names("program", 1)
         state = AsyncState(family, Writer(name, cast(GenerateOptions, self.settings.options), edit))
         ops = [Fork(id=0, branch=None, as_=[name])]
@@ -213,7 +213,7 @@ class Program(Generic[P, T]):
         return state
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Graph:
-        """The ops that `run` would send, as a graph, without a server. See `Graph`.
+        """Trace the ops that `run` would send, as a graph, without a server. See `Graph`.
 
         Texts of gaps are holes that may be passed on and returned. Where Python needs a text the trace
         ends, and so does the frame that `run` sends.
@@ -222,7 +222,7 @@ class Program(Generic[P, T]):
             return thread.run(self.atrace(*args, **kwargs))
 
     async def atrace(self, *args: P.args, **kwargs: P.kwargs) -> Graph:
-        """`trace` for asynchronous code."""
+        """Trace, for asynchronous code. See `trace`."""
         if not self.settings.reorder:
             return await self._traced(None, *args, **kwargs)
         made = await self._reordering(*args, **kwargs)
@@ -230,7 +230,7 @@ class Program(Generic[P, T]):
         return msgspec.structs.replace(graph, moved=list(map(str, made.moved)))
 
     async def _reordering(self, *args: P.args, **kwargs: P.kwargs) -> Reordering:
-        """The reordering for these arguments. Raises what the function raises."""
+        """Work out the reordering for these arguments. Raises what the function raises."""
         signature = inspect.signature(self.function)
         given = signature.bind(None, *args, **kwargs)
         _, *names = given.arguments
@@ -264,7 +264,7 @@ class Program(Generic[P, T]):
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[Backend]:
-        """The session to run in: the given one, or one of its own."""
+        """Give the session to run in: the given one, or one of its own."""
         if self.settings.session is not None:
             yield self.settings.session
             return

@@ -73,7 +73,7 @@ class _Float(_Number, float):
 
 
 def _kept(method: str) -> Callable[..., Any]:
-    """A method of `str` whose texts are still the argument's."""
+    """Wrap a method of `str`, so that its texts are still the argument's."""
 
     def call(self: Marked, *args: Any, **kwargs: Any) -> Any:
         return mark(getattr(str, method)(self, *args, **kwargs), self.argument)
@@ -91,7 +91,7 @@ for _method in _CASES + _ENDS + _PARTS + _WHOLES:
 
 
 def mark(value: Any, argument: str) -> Any:
-    """`value` with marked texts and numbers, which can be recognised in texts made of them."""
+    """Mark texts and numbers of a value, so that they can be recognised in texts made of them."""
     match value:
         case str():
             return Marked(value, argument)
@@ -133,12 +133,12 @@ class Reordering(NamedTuple):
     moved: list[ReorderedText]
 
     def text(self, text: str) -> str:
-        """The text to send for `text`, a whole turn or all that stands between turns."""
+        """Find the text to send for `text`, a whole turn or all that stands between turns."""
         return self.texts.get(text, text)
 
 
 def reordering(ops: Iterable[Op], arguments: Mapping[str, Any]) -> Reordering:
-    """The reordering for a program that was traced with marked `arguments` and sent `ops`."""
+    """Work out the reordering for a program that was traced with marked `arguments` and sent `ops`."""
     made = Reordering({}, [])
     texts = {line for each in arguments.values() for text in _leaves(each) for line in text.splitlines()}
     told = {text for line in texts if len(text := line.strip()) >= _TOLD}
@@ -161,7 +161,7 @@ def reordering(ops: Iterable[Op], arguments: Mapping[str, Any]) -> Reordering:
 
 
 def plain(op: Op) -> Op:
-    """An op without marks."""
+    """Take the marks out of an op."""
     if not isinstance(op, Append):
         return op
     if op.messages is None:
@@ -171,19 +171,19 @@ def plain(op: Op) -> Op:
 
 
 def unmarked(text: str) -> str:
-    """A text as the run has it."""
+    """Take the marks out of a text."""
     return _MARKS.sub("", text)
 
 
 def _texts(op: Append) -> Iterable[tuple[str, str]]:
-    """(role, text) of what it appends."""
+    """Find the (role, text) pairs that an op appends."""
     if op.messages is None:
         return [("text", op.text or "")]
     return [(turn.role, turn.content) for turn in op.messages]
 
 
 def _reorder(made: Reordering, told: Set[str], branch: str, role: str, text: str) -> bool:
-    """Whether a text varies; if lines of it can be moved, they are."""
+    """Note the new order of a text, if lines of it can be moved. Returns whether the text varies."""
     lines, breaks = _lines(text)
     varying = [line for line in lines if _BEGIN in line or any(each in line for each in told)]
     if not varying:
@@ -212,7 +212,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def _lines(text: str) -> tuple[list[str], list[str]]:
-    """Its lines, and the breaks behind them; a break inside of an argument does not count."""
+    """Split a text into lines and their breaks. A break inside of an argument does not count."""
     lines, breaks = [""], [""]
     depth = 0
     for part in _BREAKS.split(text):

@@ -22,7 +22,7 @@ class RunStates:
         self.at: str | None = None  # where the program is, if it runs in a thread of its own
 
     def where(self) -> str:
-        """The program's current place, as `at file.py:12`."""
+        """Name the program's current place, as `at file.py:12`."""
         return self.at or place()
 
     def reads(self) -> None:

@@ -85,7 +85,7 @@ class AsyncState:
             self._step(ops, all_of)
 
     def mark(self) -> Mark:
-        """A mark of this place, for `rollback`."""
+        """Mark this place, for `rollback`."""
         self.usable()
         self.settle()
         mark = Mark(self, len(self.writer.record), len(self.filled), self.past)
@@ -122,7 +122,7 @@ class AsyncState:
             self.add(step)
 
     def _child(self, parent: "AsyncState") -> "tuple[AsyncState, Fork]":
-        """A fork of `parent`, for marks."""
+        """Fork `parent`, for marks."""
         (name,) = self.family.sender.session.fresh_names(parent.branch, 1)
         child = AsyncState(self.family, parent.writer.fork(name), past=parent.past, forked=True)
         return child, Fork(id=0, branch=parent.branch, as_=[name])
@@ -169,7 +169,7 @@ class AsyncState:
         return name in self.names()
 
     def names(self) -> list[str]:
-        """The names of the gaps so far, each once. Of what a prune kept: those that every source has."""
+        """List the gaps so far, each once. Of what a prune kept: those that every source has."""
         before = self.past.names() if self.past is not None else []
         return list(dict.fromkeys([*before, *(v.name for v in self._values() if v.name is not None)]))
 
@@ -178,7 +178,7 @@ class AsyncState:
     @overload
     async def read(self, name: str, kind: Any) -> Any: ...  # a `Literal`, a union: no type for checkers
     async def read(self, name: str, kind: Any) -> Any:
-        """The text of a gap as a value: a number, a truth value, an enum, or what its JSON says.
+        """Read the text of a gap as a value: a number, a truth value, an enum, or what its JSON says.
 
         Raises ValueError for a text that is none.
         """
@@ -196,13 +196,13 @@ class AsyncState:
             raise ValueError(f"the gap {name!r} got {text!r}: {error}") from None
 
     async def text(self) -> str:
-        """Everything so far, without the chat template's marks. Waits for what is generated."""
+        """Read everything so far, without the chat template's marks. Waits for what is generated."""
         if self.family.tracing:
             return cast(str, Hole("text()"))
         return await as_text(self.told())
 
     async def messages(self) -> list[ChatMessage]:
-        """Everything so far as chat turns; text outside of turns counts as a user's.
+        """Read everything so far as chat turns; text outside of turns counts as a user's.
 
         The text of a hidden gap is not known here, and left out.
         """
@@ -211,7 +211,7 @@ class AsyncState:
         return await as_messages(self.told())
 
     async def told(self) -> AsyncIterator[TurnPart]:
-        """The parts of the text, each with the turn it is in."""
+        """Yield the parts of the text, each with the turn it is in."""
         values = iter([gap for gap in self.filled if not (isinstance(gap, Value) and gap.noted)])
         record = list(self.writer.record)
         if self.past is not None:
@@ -241,7 +241,7 @@ class AsyncState:
     # --- children -----------------------------------------------------------------------------
 
     def fork(self, count: int = 2, **options: Unpack[GenerateOptions]) -> Forks:
-        """Children that share this state up to here. What is computed of it is computed once.
+        """Fork children that share this state up to here. What is computed of it is computed once.
 
         `options`: for their gaps that do not say otherwise. With `hidden=True` their text stays on the
         server, for a join or a prune.
@@ -269,11 +269,11 @@ class AsyncState:
         return Forks(children, self)
 
     def gap_before(self) -> Value | None:
-        """The last gap that was filled here, or before the fork."""
+        """Find the last gap that was filled here, or before the fork."""
         return next((v for v in reversed(list(self._values()))), None)
 
     def answer(self) -> Callable[[], Awaitable[str]]:
-        """A function for the text that it generated last since it was forked: what a join takes."""
+        """Make a function for the text that it generated last since it was forked: what a join takes."""
         own = [v for v in self.filled[self._inherited :] if isinstance(v, Value)]
         past = self.past if self.past is not self._forked else None
 
@@ -287,7 +287,7 @@ class AsyncState:
         return text
 
     def follow(self, past: Past) -> None:
-        """A prune moves the branch to where a winner is."""
+        """Follow a prune, which moves the branch to where a winner is."""
         self.writer.follow(past.like.writer)
         self.filled.clear()
         self.past, self._inherited = past, 0
@@ -296,7 +296,7 @@ class AsyncState:
 
     @property
     def born(self) -> bool:
-        """Whether its branch was made, or may be."""
+        """Whether its branch was made, or may have been."""
         made = self.birth is not None and self.birth.sent
         return made and (self.gone is None or not self.gone.ok or self.kept)
 
@@ -311,7 +311,7 @@ class AsyncState:
             raise TypeError("this state went into a join or a prune: go on with what that gave")
 
     def failed(self, error: BaseException) -> None:
-        """A step here has failed."""
+        """Note that a step here has failed."""
         self.error = self.error or error
 
     @property

@@ -33,7 +33,7 @@ class Backend(Protocol):
 
     def fresh_names(self, parent: str, count: int, /) -> list[str]: ...
     async def send(self, ops: Sequence[Op], /) -> Sequence[Any]:
-        """Send ops in one frame. For each, something to await; for a gap a `Running`."""
+        """Send ops in one frame. Returns for each op something to await; for a gap a `Running`."""
         ...
 
     def branch(self, name: str, /) -> BackendBranch: ...
@@ -88,7 +88,7 @@ class Step:
 
     @property
     def ok(self) -> bool:
-        """Whether it has run, and succeeded."""
+        """Whether the step has run, and succeeded."""
         return self.over.done() and self.error is None
 
     def end(self, error: BaseException | None = None) -> None:
@@ -160,7 +160,7 @@ class Sender:
             self._start(sorted(ready, key=order.__getitem__))
 
     async def stop(self, root: str) -> bool:
-        """Stop all that runs: on the server the whole subtree of `root`. True if there was something."""
+        """Stop all that runs: on the server the subtree of `root`. Returns whether anything ran."""
         held, self._held = self._held, []
         for step in held:
             step.end(Cancelled("the program was stopped"))
@@ -248,12 +248,12 @@ async def all_of(handles: Sequence[Any]) -> None:
 
 
 async def wait(step: Step) -> None:
-    """Wait until a step is over, however."""
+    """Wait until a step has ended, well or not."""
     await asyncio.shield(step.over)
 
 
 def _groups(steps: Sequence[Step]) -> list[list[Step]]:
-    """The steps that depend on each other, together; in each group in their order."""
+    """Group the steps that depend on each other; each group keeps their order."""
     groups: list[list[Step]] = []
     of: dict[Step, list[Step]] = {}
     for step in steps:

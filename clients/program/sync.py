@@ -64,15 +64,15 @@ class State:
         return self._call(lambda: name in self.state)
 
     def names(self) -> list[str]:
-        """The names of the gaps so far, each once."""
+        """List the gaps so far, each once."""
         return self._call(self.state.names)
 
     def result(self, name: str) -> Result:
-        """All about the generation of a gap: text, reason, usage. Raises what went wrong."""
+        """Wait for a gap's generation. Returns its text, reason and usage. Raises what went wrong."""
         return self._run(self._value(name).result())
 
     def parsed(self, name: str) -> Any:
-        """The object of a gap that has a `type`. Raises ValueError if its text was cut."""
+        """Read the object of a gap that has a `type`. Raises ValueError if its text was cut."""
         return self._run(self._value(name).parsed())
 
     @overload
@@ -80,28 +80,28 @@ class State:
     @overload
     def read(self, name: str, kind: Any) -> Any: ...  # a `Literal`, a union: no type for checkers
     def read(self, name: str, kind: Any) -> Any:
-        """The text of a gap as a value: a number, a truth value, an enum, or what its JSON says.
+        """Read the text of a gap as a value: a number, a truth value, an enum, or what its JSON says.
 
         Raises ValueError for a text that is none.
         """
         return self._run(self.state.read(name, kind))
 
     def stream(self, name: str) -> Iterator[str]:
-        """The text of a gap as it comes."""
+        """Yield the text of a gap as it comes."""
         deltas = aiter(self._value(name))
         while (text := self._run(_next(deltas))) is not None:
             yield text
 
     def text(self) -> str:
-        """Everything so far, without the chat template's marks."""
+        """Read everything so far, without the chat template's marks."""
         return self._run(self.state.text())
 
     def messages(self) -> list[ChatMessage]:
-        """Everything so far as chat turns; text outside of turns counts as a user's."""
+        """Read everything so far as chat turns; text outside of turns counts as a user's."""
         return self._run(self.state.messages())
 
     def fork(self, count: int = 2, **options: Unpack[GenerateOptions]) -> "SyncForks":
-        """Children that share this state up to here. What is computed of it is computed once.
+        """Fork children that share this state up to here. What is computed of it is computed once.
 
         `options`: for their gaps that do not say otherwise. With `hidden=True` their text stays on the
         server, for a join or a prune.
@@ -113,7 +113,7 @@ class State:
         self._call(self.state.flush)
 
     def mark(self) -> Mark:
-        """A mark of this place, for `rollback`."""
+        """Mark this place, for `rollback`."""
         return self._call(self.state.mark)
 
     def rollback(self, mark: Mark) -> None:
@@ -149,7 +149,7 @@ class SyncForks(list[State]):
         return self._thread.run(work)
 
     def values(self, name: str) -> list[str]:
-        """The texts of the gap `name` in each child, in order."""
+        """Read the text of the gap `name` in each child, in order."""
         return self._run(self._forks.values(name))
 
     def finish(self) -> None:
@@ -163,12 +163,12 @@ class SyncForks(list[State]):
     def prune(
         self, k: int = 1, *, by: PruneBy = "logprob", judges: Sequence[State] | None = None
     ) -> "SyncForks":
-        """The best `k` children. See `Forks.prune`."""
+        """Keep the best `k` children. See `Forks.prune`."""
         others = _states(judges)
         return SyncForks(self._thread, self._call(lambda: self._forks.prune(k, by=by, judges=others)))
 
     def adopt(self, *, by: PruneBy = "logprob", judges: Sequence[State] | None = None) -> None:
-        """The state that was forked goes on as the best child. See `prune`."""
+        """Have the state that was forked go on as the best child. See `prune`."""
         others = _states(judges)
         self._call(lambda: self._forks.adopt(by=by, judges=others))
 

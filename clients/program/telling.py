@@ -19,14 +19,14 @@ class TurnPart(NamedTuple):
 
 
 async def as_text(parts: AsyncIterator[TurnPart]) -> str:
-    """All of it, without marks of turns."""
+    """Join the text, without marks of turns."""
     return "".join(
         [p.said if isinstance(p.said, str) else p.said.content async for p in parts],
     )
 
 
 async def as_messages(parts: AsyncIterator[TurnPart]) -> list[ChatMessage]:
-    """Chat turns; text outside of turns counts as a user's."""
+    """Make chat turns; text outside of turns counts as a user's."""
     turns: list[tuple[tuple[int, TurnRole | None], ChatMessage]] = []
     async for turn, role, said in parts:
         key = turn, role

@@ -76,14 +76,14 @@ class Value:
         return (await self.result()).text
 
     async def parsed(self) -> Any:
-        """The object of the gap's `type`. Raises ValueError if the text is not one: it was cut."""
+        """Wait for the object of the gap's `type`. Raises ValueError if the text was cut."""
         kind = self.gap.type if isinstance(self.gap, Gen) else None
         if kind is None:
             raise BadRequest(f"the gap {self.name!r} has no type: give gen(type=...)")
         return read(kind, await self._text(), (await self.result()).reason)
 
     async def result(self) -> Result:
-        """All about the generation: text, reason, usage. Raises what went wrong."""
+        """Wait for the generation. Returns its text, reason and usage. Raises what went wrong."""
         if self._readers.tracing:
             return cast(Result, Hole(self.name))
         if not self._result.done():
@@ -154,7 +154,7 @@ class Inherited(Value):
 
 
 def named(name: str | None) -> Gap:
-    """A gap of which the name alone is known."""
+    """Make a gap of which the name alone is known."""
     return Gen(name, {})
 
 

@@ -58,7 +58,7 @@ class Writer:
         self._open = False  # the turn has begun on the branch, because it holds a gap
 
     def fork(self, branch: str, options: GenerateOptions | None = None) -> "Writer":
-        """The writer of a child that was forked after `flush`. `options`: of its gaps."""
+        """Make the writer of a child that was forked after `flush`. `options`: of its gaps."""
         child = Writer(branch, {**self._defaults, **(options or {})}, self._edit)
         child.record = list(self.record)
         child._role, child._open, child._turn = self._role, self._open, self._turn
@@ -97,7 +97,7 @@ class Writer:
         return self._role, self._open
 
     def follow(self, other: "Writer") -> None:
-        """The branch is now what that of `other` is, after its `flush`; what it held is forgotten."""
+        """Take over the content of `other`, after its `flush`; what the branch held is forgotten."""
         self.rewind(0)
         self._role, self._open = other.place
         self._turn = other.turn
@@ -137,7 +137,7 @@ class Writer:
         return runs
 
     def flush(self) -> list[Op]:
-        """The ops for everything that waits, so that the branch holds all that was written.
+        """Make the ops for all that waits, so that the branch holds everything that was written.
 
         Raises TypeError in the middle of a turn that no gap has opened: its text would lose its end.
         """
@@ -173,7 +173,7 @@ class Writer:
         return [*self._take(), Generate(id=0, branch=self.branch, **options)]
 
     def _take(self) -> list[Op]:
-        """The ops: one `append` for each run of turns, and one for each run of text."""
+        """Make the ops: one `append` for each run of turns, and one for each run of text."""
         pending, self._pending = self._pending, []
         ops: list[Op] = []
         for is_turn, run in groupby(pending, lambda item: isinstance(item, ChatMessage)):
@@ -187,13 +187,13 @@ class Writer:
         return ops
 
     def _shown(self, text: str) -> list[bytes]:
-        """The pictures of marks in a text that is sent. A mark of the user's own is text without any."""
+        """Find the pictures of marks in a text that is sent. A mark of the user's own has none."""
         count = text.count(MARK) if self._images else 0
         shown, self._images = self._images[:count], self._images[count:]
         return shown
 
     def _edited(self, text: str) -> str:
-        """The text to send for `text`, which ends the record except for the gap that it is sent for."""
+        """Edit `text` for sending. It ends the record, except for the gap that it is sent for."""
         edited = text if self._edit is None else self._edit(text)
         if edited == text:
             return text
