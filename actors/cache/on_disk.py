@@ -12,7 +12,7 @@ Does not know what moves the blocks.
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ramify.protocol.cluster import BLOCK
 from ramify.protocol.messages import ERASE, DiskOrder, DiskResult
@@ -24,19 +24,6 @@ SHORTEST, LONGEST = 0.05, 10.0  # seconds that a request waits
 
 if TYPE_CHECKING:
     from ramify.actors.cache.stored import StoredBlocks
-
-
-class HostPlaces(Protocol):
-    """The slots of host memory: see `StoredBlocks`."""
-
-    def place(self, key: bytes) -> int | None: ...
-
-    def reserve(self, key: bytes) -> int | None: ...
-
-    def arrived(self, key: bytes, *, whole: bool) -> None: ...
-
-    @property
-    def notes(self) -> dict[bytes, bytes]: ...
 
 
 class OnDisk:
@@ -97,7 +84,7 @@ class OnDisk:
             if len(self._due) > 4 * self.places:
                 self._due.popitem(last=False)
 
-    def write(self, host: HostPlaces) -> None:
+    def write(self, host: "StoredBlocks") -> None:
         """Order writes of as many blocks as there is room for. `host`: tells where each is."""
         while self._due and len(self.writing) < MOST_WRITING:
             key, _ = self._due.popitem(last=False)
@@ -155,7 +142,7 @@ class OnDisk:
         seconds = self.block_s * rate
         return int(seconds) if seconds < BLOCK or not self.pays(rate) else 0
 
-    def read(self, keys: Sequence[bytes], host: HostPlaces, most: int) -> list[bytes]:
+    def read(self, keys: Sequence[bytes], host: "StoredBlocks", most: int) -> list[bytes]:
         """Have these blocks, which are on the disk, brought to host memory: at most `most`, and as there
         are slots. Returns those that are on their way.
         """
@@ -172,7 +159,7 @@ class OnDisk:
                 coming.append(key)
         return coming
 
-    def done(self, result: DiskResult, host: HostPlaces) -> None:
+    def done(self, result: DiskResult, host: "StoredBlocks") -> None:
         """An order was carried out, or could not be."""
         order = result.order
         self.seconds += result.seconds

@@ -16,11 +16,12 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
+from ramify.actors.links.link import Link
 
 T = TypeVar("T")
 
@@ -74,18 +75,6 @@ class EncodedBatch:
         return msgspec.Raw(head + self._body)
 
 
-class Frames(Protocol):
-    """What a bundle needs of a link."""
-
-    @property
-    def credits(self) -> int:
-        """Frames that may be sent now."""
-        ...
-
-    def tell_alone(self, message: Any, /) -> None:
-        """Send a frame, now."""
-
-
 class Bundle(Generic[T]):
     """Collects messages for `link`; an `Address`.
 
@@ -94,7 +83,7 @@ class Bundle(Generic[T]):
 
     def __init__(
         self,
-        link: Frames,
+        link: Link[Any, Any],
         wrap: Callable[[Any], Any],
         encoder: msgspec.msgpack.Encoder,
         most: int = MOST,

@@ -3,30 +3,17 @@
 What they say is that of docs/protocol.md, but `logprob`: endpoints do not tell it of what they stream.
 """
 
-from collections.abc import MutableMapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
+from ramify.clients.program.api_branch import ApiBranch
 from ramify.protocol.errors import BadRequest, NoBranch, Unsupported
 from ramify.protocol.joining import join_texts
 from ramify.protocol.ranking import best_first, number_in, vote_of, votes
 from ramify.protocol.wire import Join, Prune
 
 
-class KnownBranch(Protocol):
-    """A branch as far as these ops know it. `ended`: when its last generation ended, as a number."""
-
-    answer: str | None
-    ended: int
-
-    @property
-    def position(self) -> int: ...
-    def moved(self, name: str, /) -> "KnownBranch": ...
-
-
-K = TypeVar("K", bound=KnownBranch)
-
-
-def joined(op: Join, branches: MutableMapping[str, K]) -> str:
+def joined(op: Join, branches: dict[str, ApiBranch]) -> str:
     """Make the text that a join appends, and drop its sources."""
     text = join_texts(op, [_known(branches, name).answer or "" for name in op.from_])
     for name in () if op.keep else op.from_:
@@ -34,7 +21,7 @@ def joined(op: Join, branches: MutableMapping[str, K]) -> str:
     return text
 
 
-def pruned(op: Prune, branches: MutableMapping[str, Any]) -> dict[str, Any]:
+def pruned(op: Prune, branches: dict[str, ApiBranch]) -> dict[str, Any]:
     """Move the winners, drop the others. Returns the `result` of the reply."""
     judges = [_known(branches, name) for name in op.score_from or op.from_]
     sources = [_known(branches, name) for name in op.from_]
@@ -57,7 +44,7 @@ def pruned(op: Prune, branches: MutableMapping[str, Any]) -> dict[str, Any]:
     return result if op.by == "first" else result | {"scores": dict(zip(op.from_, scores, strict=True))}
 
 
-def _ranked(op: Prune, judges: Sequence[KnownBranch]) -> tuple[list[int], Sequence[float | None]]:
+def _ranked(op: Prune, judges: Sequence[ApiBranch]) -> tuple[list[int], Sequence[float | None]]:
     texts = [judge.answer or "" for judge in judges]
     scores: Sequence[float | None]
     said: list[str] = []
@@ -78,7 +65,7 @@ def _ranked(op: Prune, judges: Sequence[KnownBranch]) -> tuple[list[int], Sequen
     return best_first(scores, said), scores
 
 
-def _known(branches: MutableMapping[str, K], name: str) -> K:
+def _known(branches: dict[str, ApiBranch], name: str) -> ApiBranch:
     try:
         return branches[name]
     except KeyError:

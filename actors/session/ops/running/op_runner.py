@@ -42,7 +42,7 @@ class OpRunner:
     ) -> None:
         self._state = state
         self._publisher = publisher
-        self._queues: OpQueues[Task] = OpQueues()
+        self._queues = OpQueues()
         self._ready: deque[Task] = deque()  # they were first in their queues, and run in this order
         self._freed: list[Task] | None = None  # by the op that is under way: they come before the others
         self._midway = False  # in what an op appends

@@ -9,7 +9,7 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ramify.actors.kit.turns import OP, Steps
 from ramify.actors.session.branches.branch import SessionBranch
@@ -28,19 +28,10 @@ from ramify.protocol.wire import ClientMessage, Credit, Op
 if TYPE_CHECKING:
     from ramify.actors.session.ops.running.op_runner import OpRunner  # which has the queues
 
-
-class Touches(Protocol):
-    """A task as a queue sees it."""
-
-    @property
-    def touched(self) -> tuple[str, ...]: ...
-
-
 _CUT_SHORT = ("cancelled", "deadline", "error")
-T = TypeVar("T", bound=Touches)
 
 
-class OpQueues(Generic[T]):
+class OpQueues:
     """The waiting and running tasks of one session.
 
     All work is linear in what a task touches, however many others wait. Tasks are known by id():
@@ -49,8 +40,8 @@ class OpQueues(Generic[T]):
 
     def __init__(self) -> None:
         # Linked by `OrderedDict`, because tasks leave from the middle too (a cancel).
-        self._queues: dict[str, OrderedDict[int, T]] = {}
-        self._tasks: dict[int, T] = {}  # in the order in which they came
+        self._queues: dict[str, OrderedDict[int, Task]] = {}
+        self._tasks: dict[int, Task] = {}  # in the order in which they came
         self._held: dict[int, int] = {}  # in how many queues a waiting task is not the first
         self._started: set[int] = set()
 
@@ -58,11 +49,11 @@ class OpQueues(Generic[T]):
         """Tasks that wait or run."""
         return len(self._tasks)
 
-    def __contains__(self, task: T) -> bool:
+    def __contains__(self, task: Task) -> bool:
         """Whether a task waits or runs."""
         return self._tasks.get(id(task)) is task
 
-    def add(self, task: T) -> None:
+    def add(self, task: Task) -> None:
         """Queue a task behind everything that touches its branches."""
         ident = id(task)
         self._tasks[ident] = task
@@ -73,11 +64,11 @@ class OpQueues(Generic[T]):
             queue[ident] = task
         self._held[ident] = held
 
-    def may_start(self, task: T) -> bool:
+    def may_start(self, task: Task) -> bool:
         """Whether a task waits and is first in all its queues."""
         return self._held.get(id(task)) == 0
 
-    def start(self, task: T) -> bool:
+    def start(self, task: Task) -> bool:
         """Mark a task as running if it waits and is first in all its queues. Returns whether it does."""
         if not self.may_start(task):
             return False
@@ -86,13 +77,13 @@ class OpQueues(Generic[T]):
         self._started.add(ident)
         return True
 
-    def finish(self, task: T) -> list[T]:
+    def finish(self, task: Task) -> list[Task]:
         """Take a task out of its queues: it is done or dropped. Returns tasks that may start now."""
         ident = id(task)
         self._started.discard(ident)
         self._held.pop(ident, None)
         del self._tasks[ident]
-        freed: list[T] = []
+        freed: list[Task] = []
         for name in task.touched:
             queue = self._queues[name]
             first = next(iter(queue)) == ident
@@ -106,27 +97,27 @@ class OpQueues(Generic[T]):
                     freed.append(queue[head])
         return freed
 
-    def running(self, task: T) -> bool:
+    def running(self, task: Task) -> bool:
         return id(task) in self._started
 
     def behind(self, name: str) -> int:
         """How many tasks are queued on a branch, the running one included."""
         return len(self._queues.get(name, ()))
 
-    def first(self, name: str) -> T | None:
+    def first(self, name: str) -> Task | None:
         """The first task in the queue of a branch."""
         queue = self._queues.get(name)
         return next(iter(queue.values())) if queue else None
 
-    def ahead(self, task: T, name: str) -> list[T]:
+    def ahead(self, task: Task, name: str) -> list[Task]:
         """The tasks before `task`, which touches the branch, in its queue."""
         return list(takewhile(lambda other: other is not task, self._queues[name].values()))
 
-    def on(self, names: Iterable[str] | None = None) -> list[T]:
+    def on(self, names: Iterable[str] | None = None) -> list[Task]:
         """The tasks that touch these branches (None: any), each once, in queue order."""
         if names is None:
             return list(self._tasks.values())
-        seen: dict[int, T] = {}
+        seen: dict[int, Task] = {}
         for name in dict.fromkeys(names):
             seen.update(self._queues.get(name, ()))
         return list(seen.values())
@@ -135,7 +126,7 @@ class OpQueues(Generic[T]):
 class Deadlines:
     """The deadlines of generations that wait or run. `len` counts some that have ended, too."""
 
-    def __init__(self, queues: OpQueues[Task]) -> None:
+    def __init__(self, queues: OpQueues) -> None:
         self._queues = queues
         self.heap: list[tuple[float, int, Task]] = []
         self._arrivals = 0  # so that equal deadlines are not compared by their tasks
@@ -172,7 +163,7 @@ class Races:
     "logprob" needs the log-probabilities of what is generated there.
     """
 
-    def __init__(self, queues: OpQueues[Task], branches: dict[str, SessionBranch]) -> None:
+    def __init__(self, queues: OpQueues, branches: dict[str, SessionBranch]) -> None:
         self._queues = queues
         self._branches = branches
         self._running: dict[int, Task] = {}  # by id()

@@ -1,5 +1,7 @@
 """Op queues: FIFO for each branch, independent between branches."""
 
+from typing import Any
+
 from ramify.actors.session.ops.running.queues import OpQueues
 
 
@@ -9,7 +11,7 @@ class Op:
 
 
 def test_a_task_runs_when_it_is_first_everywhere() -> None:
-    queues: OpQueues[Op] = OpQueues()
+    queues: Any = OpQueues()
     first, fork, other, last = Op("a"), Op("a", "b"), Op("c"), Op("b")
     for op in (first, fork, other, last):
         queues.add(op)
@@ -27,7 +29,7 @@ def test_a_task_runs_when_it_is_first_everywhere() -> None:
 
 
 def test_a_waiting_task_can_be_taken_out() -> None:
-    queues: OpQueues[Op] = OpQueues()
+    queues: Any = OpQueues()
     running, fork, behind = Op("a"), Op("a", "b"), Op("b")
     for op in (running, fork, behind):
         queues.add(op)
@@ -39,7 +41,7 @@ def test_a_waiting_task_can_be_taken_out() -> None:
 
 
 def test_queues_know_who_is_in_them_and_in_which_order() -> None:
-    queues: OpQueues[Op] = OpQueues()
+    queues: Any = OpQueues()
     one, two, three, stranger = Op("a"), Op("a", "b"), Op("b", "a"), Op("a")
     for op in (one, two, three):
         queues.add(op)
