@@ -37,12 +37,13 @@ TEXT = [
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """What is imported and collected stays: the garbage collector never looks at it again.
 
     Torch and thousands of tests are millions of objects: without this, each `gc.collect()` takes half a
     second, and each engine that a test starts in this process makes one.
     """
+    _share_rewriting(session.config)
     gc.disable()
     try:
         return (yield)
@@ -52,9 +53,30 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+def _share_rewriting(config: pytest.Config) -> None:
+    """Each process of a whole run begins with other files, and finds the rest rewritten by the others.
+
+    Rewriting assertions takes longer than all imports, and all of them come to a file at once otherwise.
+    """
+    about = getattr(config, "workerinput", None)
+    if about is None or config.args != config.getini("testpaths"):
+        return
+    files = sorted(
+        str(path)
+        for path in Path(__file__).parent.rglob("test_*.py")
+        if "node_modules" not in path.parts
+    )
+    first = len(files) * int(about["workerid"].removeprefix("gw")) // about["workercount"]
+    config.args = files[first:] + files[:first]
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those marked "slow" first: at the end of a run no process waits for another one's long test."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """In one order in all processes, and those marked "slow" first.
+
+    So no process waits for another one's long test at the end of a run.
+    """
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.path))
 
 
 def pytest_sessionfinish() -> None:

@@ -27,6 +27,7 @@ MODULES = (
     "ramify.actors.gateway_program",
     "ramify.actors.executor.executor_program",
     "ramify.actors.grammar.compile_program",
+    "ramify.actors.tokenizer.picture_program",
     "ramify.actors.cluster.replica",
 )
 MOST_BYTES = 1 << 18  # of a request: arguments and the environment

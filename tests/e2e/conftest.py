@@ -65,6 +65,11 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def pause(rounds: int) -> float:
+    """Seconds for one that goes round until something else ends: the longer that takes, the seldomer."""
+    return min(0.1, 0.005 * rounds)
+
+
 async def eventually(condition: Callable[[], bool], what: str) -> None:
     """Wait for something that no message tells."""
     async with asyncio.timeout(PATIENCE):
@@ -323,7 +328,7 @@ class Served:
 
     @asynccontextmanager
     async def undisturbed(self) -> AsyncIterator[None]:
-        """Meanwhile another client chats, and gets exactly what it should, all the time."""
+        """Meanwhile another client chats again and again, and gets exactly what it should."""
         stop = asyncio.Event()
         chatting = asyncio.create_task(self._chat_until(stop))
         try:
@@ -348,6 +353,7 @@ class Served:
                 assert (await peer.terminal(3 * turns + 3))["type"] == "ok"
                 peer.position.clear()
                 turns += 1
+                await asyncio.sleep(pause(turns))
             await peer.send({"type": "close", "id": 3 * turns + 4})
             assert await peer.closed() == 1000
         return turns

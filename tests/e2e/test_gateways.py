@@ -24,6 +24,7 @@ from ramify.actors.front.processes import DEATHS
 from ramify.actors.front.worker import GatewayProcess
 from ramify.actors.kit.working import Working, cell_of
 from ramify.actors.processes.messages import NotStarted
+from tests.e2e.conftest import pause
 
 SLOW = {"step_seconds": 0.002}
 PATIENCE = 30.0
@@ -340,18 +341,24 @@ async def test_files_and_frames_that_once_hung_every_process(
         while not attacks.done():
             assert await answer(asked) == known
             asked += 1
+            await asyncio.sleep(pause(asked))
         await attacks
         assert served.engine.front.pids == pids
 
 
-async def stop_the_next(front: Any, known: set[int]) -> int:
-    """Stop (SIGSTOP) the next process that is started, before it has said a word."""
-    async with asyncio.timeout(PATIENCE):
-        while not (fresh := [pid for pid in front.pids if pid not in known]):
-            await asyncio.sleep(0)
-    os.kill(fresh[0], signal.SIGSTOP)
-    assert not front.workers[0].listening.is_set()
-    return fresh[0]
+def stopped_at_their_start(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
+    """The next `most` processes are stopped (SIGSTOP) before they are told to listen. Their ids."""
+    attach = GatewayProcess.attach
+    stopped: list[int] = []
+
+    def stopping(self: GatewayProcess, link: Any) -> None:
+        attach(self, link)
+        if len(stopped) < most:
+            os.kill(self.child.pid, signal.SIGSTOP)
+            stopped.append(self.child.pid)
+
+    monkeypatch.setattr(GatewayProcess, "attach", stopping)
+    return stopped
 
 
 async def test_a_replacement_that_hangs_at_its_start_is_replaced(
@@ -361,10 +368,11 @@ async def test_a_replacement_that_hangs_at_its_start_is_replaced(
     async with serving(gateways=1) as served:
         front = served.engine.front
         (pid,) = front.pids
+        stopped = stopped_at_their_start(monkeypatch, 1)
         os.kill(pid, signal.SIGKILL)
-        hung = await stop_the_next(front, {pid})
         async with served.connect() as peer:  # waits in the backlog meanwhile
             await peer.open()
+        (hung,) = stopped
         assert front.pids[0] not in (pid, hung)
         await vanished(hung)
     fields: list[dict[str, Any]] = [getattr(r, "ramify_fields", {}) for r in caplog.records]
@@ -409,15 +417,15 @@ async def test_replacements_that_all_hang_end_the_engine(
 ) -> None:
     """Each is given up after its time; they are not tried for ever."""
     monkeypatch.setattr("ramify.actors.front.processes.WITHIN_SECONDS", 0.0)  # rarely enough
-    stopped: set[int] = set()
+    stopped: list[int] = []
     with pytest.raises(EngineFailed, match=r"4 times in a row.*did not listen within"):
         async with serving(gateways=1, idle_at_end=False) as served:
-            front = served.engine.front
-            stopped.update(front.pids)
+            (pid,) = served.engine.front.pids
+            stopped = stopped_at_their_start(monkeypatch, sys.maxsize)
             monkeypatch.setattr("ramify.actors.front.worker.START_SECONDS", 0.2)
-            os.kill(front.pids[0], signal.SIGKILL)
-            while True:
-                stopped.add(await stop_the_next(front, stopped))
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(PATIENCE)
+    assert len(stopped) == 4
     for pid in stopped:
         await vanished(pid)
 
