@@ -68,7 +68,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser(first: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser of the whole command line; of one command alone, if that is the `first` word."""
+    """Make the parser of the whole command line; of one command, if that is the `first` word."""
     parser = cast(
         argparse.ArgumentParser,
         _Parser(

@@ -223,7 +223,7 @@ class Generation(Handle[Result]):
             self._link.submit([Cancel(id=UNSENT, ops=[ticket.id])])
 
     async def aclose(self) -> None:
-        """`cancel`, for `contextlib.aclosing`. Does not wait: await the generation for its result."""
+        """Cancel, for `contextlib.aclosing`. Does not wait: await the generation for its result."""
         self.cancel()
 
     async def __aenter__(self) -> Self:

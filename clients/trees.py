@@ -12,7 +12,7 @@ from ramify.protocol.wire import BranchState, SegmentState, StateReply
 
 
 def whole(pages: Sequence[StateReply]) -> StateReply:
-    """One `state` with each branch once, and all its turns."""
+    """Make one `state` with each branch once, and all its turns."""
     branches: dict[str, BranchState] = {}
     for page in pages:
         for branch in page.branches:

@@ -148,7 +148,7 @@ class SessionCore:
     def changes(
         self, wall: float, *, live: bool = True, force: bool = False, **how: Unpack[SaveTerms]
     ) -> Changes | None:
-        """The changes that the store lacks; None: no change, or no store. `force`: even without one."""
+        """Collect what the store lacks; None: nothing, or there is no store. `force`: even nothing."""
         if self.recorder is None:
             return None
         times, now = self._attachments, self.publisher.now

@@ -62,13 +62,13 @@ class SessionMetrics(Protocol):
     """What the directory reports."""
 
     def sessions(self, delta: int, /) -> None:
-        """A session began (+1) or ended (-1)."""
+        """Count a session that began (+1) or ended (-1)."""
 
     def watch_histories(self, counts: Callable[[], dict[str, int]], /) -> None:
-        """`counts()`: see `Histories.counts`."""
+        """Report what `counts()` returns: see `Histories.counts`."""
 
     def watch_held(self, held: Callable[[], int], /) -> None:
-        """`held()`: bytes of the host's memory that the sessions here hold now."""
+        """Report what `held()` returns: bytes of the host's memory that the sessions here hold."""
 
 
 @dataclass(eq=False, repr=False)

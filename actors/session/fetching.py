@@ -44,7 +44,7 @@ class Fetching:
             self._coming[session] = [*who]
 
     def judge(self, found: Fetched) -> Literal["ask", "take up", "let in"]:
-        """What to do now that the store has answered. "ask": it was asked once more; wait for that.
+        """Decide what to do with the store's answer. "ask": it was asked once more; wait for that.
 
         Raises RamifyError, Damaged.
         """
@@ -90,7 +90,7 @@ class Fetching:
 
 
 def no_session(session: str) -> NoSession:
-    """The error of an `open` that names a session which is nowhere."""
+    """Make the error of an `open` that names a session which is nowhere."""
     return NoSession(
         f"there is no session {session!r}: it was closed, has expired, or the server restarted; "
         "open one without `session`"

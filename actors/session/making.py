@@ -59,7 +59,7 @@ class Terms(NamedTuple):
 
     @classmethod
     def of(cls, message: OpenSession) -> "Terms":
-        """The terms of a new session."""
+        """Make the terms of a new session."""
         return cls(
             message.owner,
             message.namespace,

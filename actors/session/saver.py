@@ -32,7 +32,7 @@ RETRY_MS = 2000  # when an `open` may be tried again
 
 
 class Saver:
-    """Of one session. `fence`: what the store gave for it; 0: it has nothing of it yet.
+    """Saves one session. `fence`: what the store gave for it; 0: it has nothing of it yet.
 
     `late`: the session has been there without a saver. `wall`: seconds since 1970.
     """

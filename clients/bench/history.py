@@ -39,7 +39,7 @@ class ServerApi(Protocol):
 
 
 class HistoryDriver:
-    """See `session.Driver`."""
+    """The driver of a stateless server: see `session.Driver`."""
 
     def __init__(self, target: Target, dialect: ServerApi) -> None:
         self._target = target

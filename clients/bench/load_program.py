@@ -71,7 +71,7 @@ class Trace(msgspec.Struct, array_like=True):
     extra: bool = False
 
     def arrived(self, now: float, count: int) -> None:
-        """`count` more tokens came."""
+        """Note that `count` more tokens came."""
         self.arrivals.append(now)
         self.counts.append(count)
         self.output += count

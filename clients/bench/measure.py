@@ -70,7 +70,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def records(outcome: Outcome) -> dict[str, Any]:
-    """Every request of a run, as columns; times in ms from the start."""
+    """Make columns of every request of a run; times in ms from the start."""
     columns: dict[str, list[Any]] = {
         name: []
         for name in ("program", "level", "sent_ms", "ttft_ms", "ended_ms", "prompt", "cached",

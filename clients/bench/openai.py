@@ -42,7 +42,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class OpenaiDialect:
-    """See `history.Dialect`. `target.url` is the server's root; the path begins with /v1."""
+    """OpenAI's API: see `history.ServerApi`.
+
+    `target.url` is the server's root; the path begins with /v1.
+    """
 
     path = "/v1/completions"
 
@@ -71,7 +74,7 @@ class OpenaiDialect:
 
 
 class OpenaiAnswer:
-    """See `history.Answer`."""
+    """Reads an answer: see `history.AnswerReader`."""
 
     def __init__(self) -> None:
         self.prompt: int | None = None

@@ -33,7 +33,7 @@ CLOSE_S = 30.0  # patience with the reply to `close`
 
 
 class RamifyDriver:
-    """See `session.Driver`."""
+    """The driver of a Ramify server: see `session.Driver`."""
 
     def __init__(self, target: Target) -> None:
         self._target = target

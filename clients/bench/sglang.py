@@ -40,7 +40,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class SglangDialect:
-    """See `history.Dialect`."""
+    """SGLang's API: see `history.ServerApi`."""
 
     path = "/generate"
 
@@ -60,7 +60,7 @@ class SglangDialect:
 
 
 class SglangAnswer:
-    """See `history.Answer`."""
+    """Reads an answer: see `history.AnswerReader`."""
 
     def __init__(self, want_ids: bool) -> None:
         self.prompt: int | None = None

@@ -17,7 +17,10 @@ LATENCY = ("ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms", "itl_mean_ms", "itl_p50
 
 @dataclass(frozen=True)
 class Case:
-    """`name`: of the row. `figures`: keys of `figures.figures`, the first one is the headline."""
+    """A row of a table. `name`: of the row.
+
+    `figures`: keys of `figures.figures`, the first one is the headline.
+    """
 
     name: str
     build: Build

@@ -359,7 +359,7 @@ class ApiSession:
         return cast(AsyncIterator[Any], await self._client.chat.completions.create(**options))
 
     def _messages(self, branch: ApiBranch) -> dict[str, Any]:
-        """The branch as a chat endpoint takes it."""
+        """Make the messages of a branch, as a chat endpoint takes them."""
         options: dict[str, Any] = {}
         if branch.open:
             if not self._continues:

@@ -64,7 +64,7 @@ class _BatchLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Batch(Generic[T]):
-    """See the module's top. Raises TypeError for an item that does not fit the program's arguments."""
+    """Many runs of one program. Raises TypeError for an item that does not fit its arguments."""
 
     def __init__(
         self, program: "Program[Any, T]", items: list[Item], path: Path | None, progress: bool

@@ -31,7 +31,7 @@ BUSY_RETRY_MS = 100
 
 
 class Stage(enum.Enum):
-    """See the module docstring."""
+    """The state of a binding: see the module docstring."""
 
     WAITING = enum.auto()
     OPENING = enum.auto()

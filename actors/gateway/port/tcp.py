@@ -21,7 +21,7 @@ CLOSE_TIMEOUT_S = 5.0  # from our close frame or response to the end of the conn
 
 
 class Phase(enum.Enum):
-    """See the module docstring."""
+    """The state of a connection: see the module docstring."""
 
     HEAD = enum.auto()
     ASKED = enum.auto()

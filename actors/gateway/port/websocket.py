@@ -30,9 +30,10 @@ _DATA = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 
 
 class WebSocket(ServerProtocol):
-    """`max_size` applies to messages; `first_max_size` to the first one only.
+    """The state machine of one socket.
 
-    `subprotocols`: whether ours are spoken here; elsewhere none is chosen, whatever is offered.
+    `max_size` applies to messages, `first_max_size` to the first one only. `subprotocols`: whether ours
+    are spoken here; elsewhere none is chosen, whatever is offered.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class Label:
             above.ancestor()  # so that dropped branches do not pile up behind one that lives on
 
     def ancestor(self) -> "Label | None":
-        """The nearest ancestor whose branch still exists. Dropped ones are skipped for good."""
+        """Find the nearest ancestor whose branch still exists. Dropped ones are skipped for good."""
         while self.above is not None and self.above.gone:
             self.above = self.above.above
         return self.above
@@ -94,7 +94,7 @@ class SegmentList(Sequence[Segment]):
         self.top = top
 
     def copy(self) -> "SegmentList":
-        """An independent copy. O(1)."""
+        """Make an independent copy. O(1)."""
         return SegmentList(self.top)
 
     def append(self, segment: Segment) -> None:
@@ -392,7 +392,7 @@ class SessionBranch:
         return self._common(parent)
 
     def _common(self, other: "SessionBranch") -> int:
-        """How many segments both begin with. O(log segments)."""
+        """How many segments both lists begin with. O(log segments)."""
         mine, theirs = self.segments, other.segments
         low, high = 0, min(len(mine), len(theirs))
         while low < high:  # branches that part never share a segment again

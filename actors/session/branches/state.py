@@ -283,7 +283,7 @@ class SessionState:
         return same
 
     def below(self, roots: Iterable[SessionBranch]) -> list[SessionBranch]:
-        """These branches and all their descendants. O(branches)."""
+        """Find these branches and all their descendants. O(branches)."""
         known: dict[Label | None, bool] = {None: False}
         known.update((branch.label, True) for branch in roots)
         found: list[SessionBranch] = []
@@ -329,7 +329,7 @@ class SessionState:
             )
 
     def room_for(self, branch: SessionBranch, pictures: Sequence[Picture]) -> int:
-        """The bytes of their pixels. Raises LimitExceeded if the branch may not have so many."""
+        """Count the bytes of pixels. Raises LimitExceeded if the branch may not have so many."""
         added, top = sum(len(each.pixels) for each in pictures), branch.segments.top
         if added and added + (0 if top is None else top.pixels) > MOST_ON_BRANCH:
             raise LimitExceeded(

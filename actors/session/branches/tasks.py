@@ -68,7 +68,7 @@ class PartTokens(NamedTuple):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """`encoded`: the tokens of each part; None if they certainly need more than the room there was.
+    """An append with its tokens. `encoded`: of each part; None: certainly more than there is room for.
 
     `tokenized`: how many of them were made of text. `bound`: what was known of the first part. `marks`:
     the tokens before each of `append.marks`; None: the template does not show the place.

@@ -146,7 +146,7 @@ def check_saved(items: Mapping[str, bytes]) -> None:
 
 
 def saved_tools(items: Mapping[str, bytes], number: int) -> list[JsonObject]:
-    """The tools with this number. Raises Unsound."""
+    """Read the tools with this number. Raises Unsound."""
     key = f"t{number}"
     tools: list[JsonObject] = _decoded(items, key, Tools)
     try:
@@ -259,7 +259,7 @@ class Checked:
         return self.segments[top]
 
     def reading(self, top: int, where: str) -> Steps[None]:
-        """`end`, in parts."""
+        """Check as `end` does, in parts."""
         way: list[int] = []
         number = top
         while number not in self.segments:

@@ -69,7 +69,7 @@ class StoreDelta:
 
 
 class Numbering:
-    """Of segments ("s"), constraints ("c") or tools ("t"). `gone`: those that nobody has any more."""
+    """Numbers of segments ("s"), constraints ("c") or tools ("t"). `gone`: those that are gone."""
 
     def __init__(self, letter: str) -> None:
         self.letter = letter
@@ -157,7 +157,7 @@ def encoding_cost(segment: InputSegment | OutputSegment) -> int:
 
 
 def unsaved(branch: SessionBranch) -> list[SegmentLink]:
-    """The branch's segments that have no number yet, in order."""
+    """Find the branch's segments that have no number yet, in order."""
     found: list[SegmentLink] = []
     link = branch.segments.top
     while link is not None and link.saved is None:
@@ -167,7 +167,7 @@ def unsaved(branch: SessionBranch) -> list[SegmentLink]:
 
 
 def reply_key(client: str, ident: int) -> str:
-    """The item with the replies to an op."""
+    """The key of the item with the replies to an op."""
     return f"r{ident}:{client}"
 
 
@@ -179,7 +179,7 @@ def saved_error(error: RamifyError) -> SavedError:
 def saved_branches(
     branches: Iterable[SessionBranch], top: Callable[[SessionBranch], int]
 ) -> tuple[list[SavedBranch], list[SavedLabel]]:
-    """The branches and the table of their labels. `top(branch)`: the number of its last segment."""
+    """Make the records of branches and of their labels. `top(branch)`: its last segment's number."""
     places: dict[int, int] = {}
     labels: list[Label] = []
 
@@ -226,7 +226,7 @@ def number_of(link: SegmentLink | None) -> int:
 
 
 def rule_of(link: SegmentLink) -> Rule | None:
-    """The constraint that the record of the segment names. Of one that is written the op tells it."""
+    """The constraint that the segment's record names. While it is written, the op's record does."""
     segment = link.segment
     return segment.rule if isinstance(segment, OutputSegment) and segment.ended else None
 
@@ -290,7 +290,7 @@ def saved_segment(
 def _history(
     link: SegmentLink, segment: InputSegment, number: Callable[[SegmentLink | None], int]
 ) -> tuple[int, Any] | None:
-    """The segment whose history comes before its own, and what its own adds."""
+    """Find the segment whose history comes before this one's, and what this one adds."""
     history = segment.history
     if history is None:
         return None
@@ -320,14 +320,14 @@ def _logprobs(entries: list[TokenLogprob] | None) -> list[TokenLogprobs] | None:
 
 
 def fresh_head(**fields: Any) -> SavedHead:
-    """The head of a session that nobody has opened."""
+    """Make the head of a session that nobody has opened."""
     return SavedHead(
         format=FORMAT, revision=1, lives=[], ttl_s=None, clients=[], waits=[], failed={}, **fields
     )
 
 
 def exported(state: SessionState) -> bytes:
-    """A session as a file (`saved.Exported`). No op of it waits or runs."""
+    """Write a session as a file (`saved.Exported`), while no op of it waits or runs."""
     items: dict[str, bytes] = {}
     numbers: dict[int, int] = {}
     rules: dict[int, int] = {}

@@ -195,8 +195,7 @@ class Recorder:
         force: bool = False,
         **how: Unpack[SaveTerms],
     ) -> Changes | None:
-        """What has changed since the last time; None: nothing, unless it is to be told all the same
-        (`force`).
+        """Collect what has changed since the last time; None: nothing. `force`: even then, not None.
 
         `now`: as ops arrive; `wall`: the same moment in seconds since 1970. `ttl_s`: how long it may be
         kept when nobody is there (`away`); None: as long as the store likes. See `reset`.
@@ -282,7 +281,7 @@ class Recorder:
     # --- branches and segments -------------------------------------------------------------------
 
     def _wanted(self) -> list[SessionBranch]:
-        """The branches that are saved."""
+        """Find the branches that are to be saved."""
         branches, session = list(self._state.branches.values()), self._state.persist
         if all(branch.persist is None for branch in branches):
             return branches
@@ -312,7 +311,7 @@ class Recorder:
                     link.saved = None
 
     def _ahead_of(self, branch: SessionBranch) -> Iterator[SegmentLink]:
-        """The branch's segments that the store has not heard of, the last one first."""
+        """Find the branch's segments that the store has not heard of, the last one first."""
         link = branch.segments.top
         while link is not None and (link.saved is None or f"s{link.saved.number}" in self._items.put):
             yield link
@@ -362,7 +361,7 @@ class Recorder:
         return [task for task in tasks if task.branch not in private]
 
     def _run(self, task: Task) -> Iterator[SavedRun]:
-        """What the generation of `task` has done, if it has begun."""
+        """Record what the generation of `task` has done, if it has begun."""
         generation = self._generations.of(task)
         if generation is None:
             return

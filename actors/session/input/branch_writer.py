@@ -151,7 +151,7 @@ class BranchWriter:
         self, op: Append, pending: PendingAppend, encoded: PartTokens, tools: list[JsonObject] | None,
         effort: Effort | None, *, told: bool,
     ) -> list[int | None]:  # fmt: skip
-        """The tokens before each of `marks`. `told`: the template tells where they are."""
+        """Count the tokens before each of `marks`. `told`: the template tells where they are."""
         if op.messages is None:
             return []
         text = pending.parts[0].text

@@ -103,7 +103,7 @@ class Conversation:
 def common(
     branch: SessionBranch, base: int, rendered: str, inside: Callable[[str, int], bool]
 ) -> tuple[int, int]:
-    """(position, characters of `rendered`) up to which the branch's text from `base` is a prefix of it.
+    """Find (position, characters of `rendered`) up to which both begin alike, the branch from `base`.
 
     Only borders of segments and marks of outputs count: elsewhere no position names the text.
     `inside(text, char)`: whether a token that is written in the text spans that character; what the
@@ -325,7 +325,7 @@ class StrictRendering:
     def prompt_behind(
         self, branch: SessionBranch, role: Role, opened: Open, known: dict[Hashable, str | RamifyError]
     ) -> str:
-        """The generation prompt behind a complete turn of `role`."""
+        """Render the generation prompt behind a complete turn of `role`."""
         if not _rendered_anew(opened, role):
             ended = branch.tail is not Tail.PENDING
             return self._template.generation_prompt(role, tools=bool(opened.tools), closed=ended)
@@ -387,7 +387,7 @@ def eos_text(branch: SessionBranch) -> str:
 
 
 def asked_of(branch: SessionBranch, messages: Sequence[ChatMessage], ends: tuple[str, ...]) -> Asked:
-    """What a template may look back at for `messages`, as far as they are about calls."""
+    """Collect what a template looks back at for `messages` that are about calls."""
     if not any(message.role == "tool" or message.tool_calls for message in messages):
         return NOTHING_ASKED
     calls: tuple[tuple[str, str], ...] | None = None if messages[0].role == "tool" else ()

@@ -29,7 +29,7 @@ Piece = tuple[str, "array[int]"]
 
 
 class NextTurn:
-    """Of the conversations of one session."""
+    """Prepares the next turns of one session's conversations."""
 
     def __init__(self, state: SessionState, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self._state = state

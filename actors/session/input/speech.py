@@ -118,7 +118,7 @@ class Speech:
     def spoken(
         self, reader: Reader, branch: SessionBranch, segment: OutputSegment
     ) -> ChatMessage | None:
-        """The turn that ends with `segment`, if its text does not tell the template what it is.
+        """Make the turn that ends with `segment`, if its text does not tell the template what it is.
 
         That is so of calls whose marks are control tokens, and of all that a dialect with tags says.
         """
@@ -140,7 +140,7 @@ class Speech:
 
 
 def _turn_so_far(branch: SessionBranch, before: OutputSegment | None = None) -> tuple[str, str]:
-    """(the generation prompt, what was said since) of the assistant's turn that is open, if one is.
+    """Find the generation prompt of the open turn of the assistant, and the text since; "" for none.
 
     `before`: a segment of the turn, where it has gone on since.
     """
@@ -186,7 +186,7 @@ class Constraints:
     def held(
         self, op: Generate, tools: Toolbox, place: TurnPlace, opening: str, *, chat: bool
     ) -> Demand | None:
-        """What the output of `op` is held to, if anything, where it continues none."""
+        """Find what the output of `op` is held to, if anything, unless it continues another one."""
         if op.constraint is not None and op.constraint.names_one:
             return Demand("constraint", place if chat else TurnPlace("answer", ""), "")
         if not tools or op.tool_choice == "none" or op.ignore_eos or not chat:

@@ -297,7 +297,7 @@ class ChatTemplate:
         generate: bool,
         role: Role,
     ) -> str:
-        """`_after_marker` of stand-ins only, for templates that want tools too (Hermes' tool_use)."""
+        """Call `_after_marker` on stand-ins alone, for templates that need tools (Hermes' tool_use)."""
         try:
             return self._after_marker(conversation, tools, generate, role)
         except BadRequest:

@@ -31,12 +31,12 @@ AT_ONCE: dict[type[Op], AtOnce[Any]] = {h.op: h for h in _ALL if isinstance(h, A
 
 
 def op_entries(op: Op) -> int:
-    """Names, texts and messages in the lists of `op`."""
+    """Count the names, texts and messages in the lists of `op`."""
     return (HANDLERS.get(type(op)) or AT_ONCE[type(op)]).entries(op)
 
 
 def op_bytes(message: ClientMessage) -> int:
-    """Bytes that a message of a client takes while the session keeps it."""
+    """Count the bytes that a client's message takes while the session keeps it."""
     if not isinstance(message, Op):
         return MESSAGE
     return (HANDLERS.get(type(message)) or AT_ONCE[type(message)]).size(message)

@@ -143,12 +143,12 @@ class Hands(NamedTuple):
 
 
 def one_entry(op: Op) -> int:
-    """`entries` of an op without lists."""
+    """Return `entries` of an op without lists."""
     return 1
 
 
 def short(op: Op) -> int:
-    """`size` of an op that names a branch at most."""
+    """Return `size` of an op that names one branch at most."""
     return MESSAGE + TARGET
 
 

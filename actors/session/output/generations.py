@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class Generations:
-    """See the module's top.
+    """The generations of one session.
 
     `on_output(branch)`: text was released; `on_done(task, done, text)`: a generation ended, and perhaps
     text was released; `on_cut(branch, to)`: the branch was moved back.

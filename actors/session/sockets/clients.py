@@ -34,7 +34,7 @@ class Identity:
 
     @staticmethod
     def new(prefix: str) -> "Identity":
-        """The identity of a new session, whose id begins with `prefix`."""
+        """Make the identity of a new session, whose id begins with `prefix`."""
         return Identity(f"{prefix}{secrets.token_urlsafe(9)}", f"k_{secrets.token_urlsafe(18)}")
 
     @property
@@ -59,7 +59,7 @@ class Identity:
 
 
 def view_key(key: str) -> str:
-    """The view key of a session that has this key."""
+    """Derive the view key of a session from its key."""
     digest = hmac.digest(key.encode(), b"view", hashlib.sha256)
     return f"v_{base64.urlsafe_b64encode(digest[:18]).decode()}"
 
@@ -180,7 +180,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Declared(Held):
-    """`tools` of a client, kept for its next `open`, which need not bring them.
+    """The `tools` of a client, kept for its next `open`, which need not bring them.
 
     They were checked when they came, and count once, however many clients have them.
 

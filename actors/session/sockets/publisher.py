@@ -81,7 +81,7 @@ def refusals(error: RamifyError, ops: list[ClientMessage]) -> list[Error]:
 
 
 class Publisher:
-    """`now`: set before anything is sent. `on_forget(client)`: its ids are no longer remembered."""
+    """Sends to a session's sockets. `now`: set first. `on_forget(client)`: its ids are forgotten."""
 
     def __init__(self, state: SessionState, *, on_forget: Callable[[str], None]) -> None:
         self.subscribers: dict[int, Subscriber] = {}

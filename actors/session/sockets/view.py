@@ -78,7 +78,7 @@ class View:
         self.stored = stored
 
     def lengths(self) -> dict[SessionBranch, int]:
-        """Tokens of each branch that have KV for its next turn, unless they were evicted.
+        """Count the tokens of each branch that have KV for its next turn, unless evicted.
 
         0 while a generation runs: the tree does not have its KV yet.
         """

@@ -58,7 +58,7 @@ class ChatListener:
 
 
 class ChatRun(DialogueRun):
-    """See the module docstring. Flow control is that of the slowest listener."""
+    """An answer under way, with its listeners. The slowest of them sets the pace."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ FINISH = {"stop": "stop", "length": "length", "tool": "tool-calls", "deadline": 
 
 
 class ChatDialogue(Dialogue):
-    """See `Dialogue`. What it has to say is taken with `take`; `error`: why it failed, once it has.
+    """Makes the chunks of one answer: see `Dialogue`. `take` takes them; `error`: why it failed.
 
     `message_id`: what a client is to call the answer. Raises RamifyError for what cannot be asked.
     """

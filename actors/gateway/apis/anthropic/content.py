@@ -35,7 +35,7 @@ class _Block:
 
 
 class Content:
-    """See the module's top.
+    """The content of one answer, while it is generated.
 
     `streams`: whether events are wanted. `omits`: thoughts are not told, only that there was one.
     `held`: tools whose input is told when it is complete.

@@ -38,9 +38,12 @@ ERROR = "Error: "  # in front of a result with `is_error`, which templates have 
 
 
 class RequestConversation(NamedTuple):
-    """`prefill`: text that the answer begins with. `billed`: a billing header was taken out. `forgot`: a
-    thought was left out because it is not ours. `marks`: the breakpoints of the system's text and of
-    `messages`, in order, with the turn and the characters of it in front of them."""
+    """The turns of a request. `prefill`: text that the answer begins with.
+
+    `billed`: a billing header was taken out. `forgot`: a thought was left out because it is not ours.
+    `marks`: the breakpoints of the system's text and of `messages`, in order, with the turn and the
+    characters of it in front of them.
+    """
 
     messages: list[ChatMessage]
     prefill: str

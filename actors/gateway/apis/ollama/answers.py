@@ -52,7 +52,7 @@ def ops_of(
 
 
 class OllamaAnswers(Answers):
-    """See `Dialogue`."""
+    """Answers POST /api/chat and /api/generate. See `Dialogue`."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ def _counts(done: Done) -> dict[str, Any]:
 
 
 def _call(call: JsonObject) -> JsonObject:
-    """`arguments` are an object here; what the model wrote in another form stands under `text`."""
+    """Make a call. Its `arguments` are an object; what the model wrote otherwise is under `text`."""
     function = call.get("function", {})
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):

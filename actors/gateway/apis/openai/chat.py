@@ -76,7 +76,7 @@ class _Choice:
 
 
 class ChatAnswers(Answers):
-    """See `Dialogue`."""
+    """Answers POST /v1/chat/completions. See `Dialogue`."""
 
     def __init__(
         self,

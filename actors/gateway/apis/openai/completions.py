@@ -96,7 +96,7 @@ class _CompletionChoice:
 
 
 class CompletionAnswers(Answers):
-    """See `Dialogue`."""
+    """Answers POST /v1/completions. See `Dialogue`."""
 
     def __init__(self, request: CompletionRequest, heading: Heading, vocabulary: Vocabulary) -> None:
         prompts = request.prompts

@@ -102,7 +102,7 @@ class Answers(Dialogue):
 
     @abstractmethod
     def ended(self, index: int, done: Done) -> bytes:
-        """A choice has ended."""
+        """End a choice. Returns the events for it."""
 
     @abstractmethod
     def last(self) -> bytes:

@@ -22,7 +22,7 @@ _TOLD: dict[Asked, Effort] = {"minimal": "low", "low": "low", "medium": "medium"
 
 
 class ThinkingEffort(NamedTuple):
-    """`effort`: of `open`; `tokens`: `generate.thought_tokens`."""
+    """How much to think. `effort`: of `open`; `tokens`: `generate.thought_tokens`."""
 
     effort: Effort | None = None
     tokens: int | None = None

@@ -52,7 +52,7 @@ class _Waiting(msgspec.Struct, frozen=True):
 
 
 class _Lane:
-    """`running`: the channel of the response that is said. `last`: of one that is not stored."""
+    """A lane. `running`: the channel of its response under way; `last`: of one that is not stored."""
 
     def __init__(self, stream_id: str | None) -> None:
         self.stream_id = stream_id

@@ -30,7 +30,7 @@ class RefusalPart(Struct, kw_only=True, frozen=True, tag_field="type", tag="refu
 
 
 class ImageUrl(Struct, kw_only=True, frozen=True):
-    """`detail` changes nothing: a picture is fitted as the model's processor does it."""
+    """A picture's URL. `detail` changes nothing: the picture is fitted as the model's processor does."""
 
     url: Text
     detail: Literal["auto", "low", "high", "original"] | None = None

@@ -76,7 +76,7 @@ class JsonSchemaFormat(Struct, kw_only=True, frozen=True):
 
 
 class ResponseFormat(Struct, kw_only=True, frozen=True):
-    """`type`, and with "json_schema" the schema. "structural_tag": see `structural_tags`."""
+    """The form of the answer: `type`, and a schema with "json_schema". See `structural_tags`, too."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -134,7 +134,7 @@ class NamedTool(Struct, kw_only=True, frozen=True):
 
 
 class TemplateSettings(Struct, kw_only=True, frozen=True):
-    """What can be said of a chat template. `thinking`: the name that some give to `enable_thinking`."""
+    """Settings of a chat template. `thinking`: the name that some give to `enable_thinking`."""
 
     enable_thinking: bool | None = None
     thinking: bool | None = None

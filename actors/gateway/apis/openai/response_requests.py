@@ -278,7 +278,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
 
 
 class LaneRequest(ResponseRequest, frozen=True, kw_only=True):
-    """`response.create` on a WebSocket. `stream_id`: of the lane in which responses follow each other.
+    """A `response.create` on a WebSocket. `stream_id`: of the lane in which responses follow each other.
 
     `generate`: false computes the prompt only, so that the next response begins at once.
     """

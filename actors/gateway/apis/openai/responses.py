@@ -55,7 +55,7 @@ UNDER_WAY = ("queued", "in_progress")
 
 
 class ResponseDialogue(Dialogue):
-    """See `Dialogue`. `created`: seconds since 1970.
+    """Answers POST /v1/responses: see `Dialogue`. `created`: seconds since 1970.
 
     `events`: where the answer is written to if not to an HTTP stream: on a WebSocket. There a response
     that is not stored can be continued until its socket sends what `forget` says.

@@ -22,7 +22,7 @@ FRAMES_PER_OP = 4  # frames of any kind that are read for each op allowed: parsi
 
 
 class Share:
-    """One credential's part of this process."""
+    """What one credential uses of this process, and may use."""
 
     def __init__(self, credential: Credential, now: float) -> None:
         self.name = credential.name

@@ -16,7 +16,7 @@ from ramify.protocol.wire import ClientMessage, ServerMessage
 
 
 class Channel(DialogueRun):
-    """See the module docstring.
+    """A request on a WebSocket that carries several.
 
     What the dialogue says as bytes are frames (`Line.frame`), written as they are; a `Response`, which
     is an error before anything was said, goes to `refused_with`. `ended` is called once, when the

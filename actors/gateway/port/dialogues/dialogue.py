@@ -16,7 +16,9 @@ from ramify.protocol.wire import ClientMessage, Error, ServerMessage
 
 
 class Dialogue(ABC):
-    """`ops`: the frame to send. `streams`: whether the answer goes out piece by piece.
+    """One request's conversation with its session.
+
+    `ops`: the frame to send. `streams`: whether the answer goes out piece by piece.
 
     `keeps`: its session goes on without it; `saves`: and may be on a disk, if it is a new one.
     `outlives`: it goes on when the client has gone. `over`: its answer is complete.

@@ -20,7 +20,7 @@ CLOSING_ID = 2000  # of the op that ends the session
 
 
 class DialogueRun(ABC):
-    """See the module docstring. `number`: the socket's. `size`: of the request, in bytes."""
+    """Runs a dialogue with its session. `number`: the socket's. `size`: of the request, in bytes."""
 
     def __init__(
         self, hub: Hub, number: int, dialogue: Dialogue, credential: Credential, size: int

@@ -47,7 +47,7 @@ class Home(Protocol):
 
 
 class Exchange(DialogueRun, asyncio.Protocol):
-    """See the module docstring."""
+    """An HTTP request that a session answers."""
 
     def __init__(
         self,

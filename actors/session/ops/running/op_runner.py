@@ -408,7 +408,7 @@ class OpRunner:
         self._broken = error
 
     def fail(self, error: RamifyError) -> None:
-        """After `refuse`: tasks that run end with `error`; those that wait fail or are skipped."""
+        """End running tasks with `error`; fail or skip those that wait. Call it after `refuse`."""
         self.generations.fail(error, self._publisher.now)
         self.selects.fail(error)
         for task in self.context.texts.waiting():

@@ -26,8 +26,10 @@ WINDOW = 16  # tokens of the branch's end that a text may change
 
 
 class Path(NamedTuple):
-    """`tokens` to run behind the point where the choices begin; nodes[i] is targets[i], which stands
-    behind depths[i] of them. Depths ascend.
+    """A path of the tree of choices.
+
+    `tokens` to run behind the point where the choices begin; nodes[i] is targets[i], which stands behind
+    depths[i] of them. Depths ascend.
     """
 
     tokens: "array[int]"
@@ -146,7 +148,7 @@ def choose(
 
 
 def _greedy(walks: Sequence[Sequence[int]], logprobs: Sequence[float], means: Sequence[float]) -> int:
-    """The greedy choice. A choice that has no more tokens continues with its mean."""
+    """Choose greedily. A choice that has no more tokens continues with its mean."""
     left = list(range(len(walks)))
     for place in range(max(map(len, walks))):
         values = [logprobs[walks[i][place]] if place < len(walks[i]) else means[i] for i in left]
@@ -262,7 +264,7 @@ class Input(Measured):
 
 
 class Selection(Measured):
-    """`chat`: whether a turn is open where the branch ended when the op began."""
+    """A `select` on one branch. `chat`: whether a turn was open at its end when the op began."""
 
     def __init__(
         self, op: Select, task: Task, branch: SessionBranch, *, chat: bool, before: int
@@ -293,7 +295,7 @@ class Selection(Measured):
         return SEGMENT * len(joined.tokens) + 3 * TOKEN * walked + NODE * count
 
     def _unconditionally(self, start: int) -> list[Scoring]:
-        """The paths that are scored a second time, behind the `start` tokens of a text alone.
+        """Make the paths that are scored once more, behind the `start` tokens of a text alone.
 
         Without any, a choice's first token stands behind nothing: that counts as 0, as in SGLang.
         """

@@ -58,7 +58,7 @@ AROUND = 64  # characters of the branch's end, about, that each choice is tokeni
 
 
 class Selects:
-    """See the module's top. `on_end(task, end)`: its terminal reply, or why there is none."""
+    """The selections of one session. `on_end(task, end)`: its terminal reply, or why there is none."""
 
     def __init__(
         self,
