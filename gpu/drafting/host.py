@@ -57,9 +57,12 @@ class HostDrafts:
                 drafter.close(row)
             for opened in plan.opens:
                 drafter.open(opened)
-        decodes = np.frombuffer(plan.decodes, dtype=np.int32).astype(np.int64)
-        absent = self._constraints.absent(decodes, alone=not plan.extends)
+        absent = None
+        if self._constraints.any:
+            decodes = np.frombuffer(plan.decodes, dtype=np.int32).astype(np.int64)
+            absent = self._constraints.absent(decodes, alone=not plan.extends)
         if plan.drafts:
+            decodes = np.frombuffer(plan.decodes, dtype=np.int32).astype(np.int64)
             guesses = self._guess(plan, decodes, absent)
             self._late = guesses.late
             step = table.advance(plan, guesses.counts).guessed(guesses.tokens)
@@ -115,13 +118,15 @@ class HostDrafts:
         Where a constraint allowed nothing, they say STUCK afterwards. `inputs`: see `accept`.
         """
         stuck = self._constraints.stuck
-        tokens[list(stuck)] = STUCK
+        if stuck:
+            tokens[list(stuck)] = STUCK
         accepted = accept(step, tokens, inputs, self._ends)
         accepted.reasons = [why for line, why in stuck.items() if accepted.kept[line]]
         rows = step.sampled_rows
         if self._constraints.late:
             self._leave_out(step, accepted)
-        self._constraints.sampled(rows, accepted.counts, tokens[accepted.kept])
+        if self._constraints.any:
+            self._constraints.sampled(rows, accepted.counts, tokens[accepted.kept])
         if self._guessed:
             accepted.guessed = self._count_guesses(rows, accepted.counts)
         if step.lines is None and self.drafter is None:

@@ -5,20 +5,21 @@ a bug elsewhere stops here with a name and never writes into another request's p
 numpy only: this file does not know tensors, models or what a page holds.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ramify.gpu.step.step_rows import NO_TOKENS, Tokens, check_blocks, spare_states, within
 from ramify.gpu.step.step_rows import Ints as Ints
 from ramify.gpu.step.step_rows import Scored as Scored
 from ramify.gpu.step.step_rows import StepRows as StepRows
-from ramify.gpu.step.step_rows import Tokens, check_blocks, spare_states, within
 from ramify.protocol.pictures import PlacedPicture
 from ramify.protocol.plan import ExecutorInfo, ExtendRow, GrowRow, OpenRow, StepPlan
 
 PageTable = npt.NDArray[np.int32]
+T = TypeVar("T")
 
 # A finished request decodes at most one token too many while its last result is on the way.
 OVERRUN = 1
@@ -65,6 +66,9 @@ class RowTable:
         self._decodable = np.zeros(info.max_rows, dtype=np.bool_)  # its last token was sampled here
         self.pictures: dict[int, list[PlacedPicture]] = {}  # of rows that have some
         self._broken: str | None = None
+        # the decodes of the last plan as packed, and their rows, counts and lines, if it had no extends:
+        # they can be decoded again, until a row is closed, opened or extended
+        self._steady: tuple[bytes, Ints, Ints, Ints] | None = None
         # what the last plan wrote: (row, first, last) of `pages`, for a copy on a device
         self.updates: list[tuple[int, int, int]] = []
         self.copies: tuple[Ints, Ints] | None = None  # pages, and where they are copied to
@@ -84,41 +88,43 @@ class RowTable:
 
         Raises PlanError, after which every later call raises as well.
         """
-        with self._checked(plan):
-            self.updates, self.copies = [], self._copies(plan.copies) if plan.copies else None
-            if plan.saves or plan.loads:
-                check_blocks(plan, self._info)
-            if plan.closes:
-                self._close(np.frombuffer(plan.closes, dtype=np.int32))
-            for opened in plan.opens:
-                self._open(opened)
-            for grow in plan.grows:
-                self._grow(grow)
-            decodes = np.frombuffer(plan.decodes, dtype=np.int32)
-            self._check_decodes(decodes)
-            if plan.drafts:
-                self._check_guesses(np.frombuffer(plan.drafts, dtype=np.int32), len(decodes))
+        self._checked(plan, self._change)
 
     def advance(self, plan: StepPlan, found: "Ints | None" = None) -> StepRows:
         """Check the extends, and advance the lengths. Raises as `change` does.
 
         `found`: the drafts that there are for each decode, at most as many as planned; None: all.
         """
-        with self._checked(plan):
-            return self._advance(plan, found)
+        return self._checked(plan, lambda plan: self._advance(plan, found))
 
-    @contextmanager
-    def _checked(self, plan: StepPlan) -> Iterator[None]:
+    def _checked(self, plan: StepPlan, apply: Callable[[StepPlan], T]) -> T:
         if self._broken is not None:
             raise PlanError(f"step {plan.step}: an earlier plan failed: {self._broken}")
         try:
-            yield
+            return apply(plan)
         except PlanError as error:
             self._broken = f"step {plan.step}: {error}"
             raise PlanError(self._broken) from None
         except ValueError as error:  # bytes that are not a whole number of int32
             self._broken = f"step {plan.step}: {error}"
             raise PlanError(self._broken) from error
+
+    def _change(self, plan: StepPlan) -> None:
+        self.updates, self.copies = [], self._copies(plan.copies) if plan.copies else None
+        if plan.saves or plan.loads:
+            check_blocks(plan, self._info)
+        if plan.closes or plan.opens or plan.extends:
+            self._steady = None
+        if plan.closes:
+            self._close(np.frombuffer(plan.closes, dtype=np.int32))
+        for opened in plan.opens:
+            self._open(opened)
+        for grow in plan.grows:
+            self._grow(grow)
+        if self._steady is None or self._steady[0] != plan.decodes:
+            self._check_decodes(np.frombuffer(plan.decodes, dtype=np.int32))
+        if plan.drafts:
+            self._check_guesses(np.frombuffer(plan.drafts, dtype=np.int32), len(plan.decodes) // 4)
 
     def settle(self, rows: Ints, drafted: Ints, refused: Ints, openings: "Ints | None" = None) -> None:
         """Of the drafts that a step ran, `drafted` [R], `refused` [R] were not accepted.
@@ -262,11 +268,11 @@ class RowTable:
 
     def _advance(self, plan: StepPlan, found: "Ints | None") -> StepRows:
         extends = plan.extends
-        decodes = np.frombuffer(plan.decodes, dtype=np.int32).astype(np.int64)
+        steady = self._steady is not None and self._steady[0] == plan.decodes
         if not extends:
-            step = self._decode_rows(decodes)
+            step = self._decode_rows(plan.decodes)
         else:
-            step = self._mixed_rows(extends, decodes)
+            step = self._mixed_rows(extends, plan.decodes)
         if len(step.tokens) > self.step_tokens:
             raise PlanError(f"extends by {len(step.tokens)} tokens: at most {self.step_tokens} a step")
         rows = step.rows
@@ -274,7 +280,7 @@ class RowTable:
         if len(rows) == 0 and not plan.drafts:
             return step
         ends = step.starts + step.counts
-        if len(rows) > 1 and len(set(rows.tolist())) != len(rows):
+        if not steady and len(rows) > 1 and len(set(rows.tolist())) != len(rows):
             raise PlanError("a row stands twice among the extends and decodes")
         if plan.drafts or any(extend.drafts for extend in extends):
             drafts = self._drafts(plan, step, found)
@@ -285,7 +291,7 @@ class RowTable:
                 step = step.drafted(drafts)
                 rows, ends = step.rows, step.starts + step.counts
         beyond = ends > self._limits[rows]
-        if beyond.any():
+        if np.count_nonzero(beyond):
             row = int(rows[np.argmax(beyond)])
             if self._limits[row] == self.max_length:
                 raise PlanError(f"row {row} would be longer than {self.max_length} tokens")
@@ -348,19 +354,15 @@ class RowTable:
         if extend.drafts and (extend.places or extend.targets):
             raise PlanError(f"row {row} has targets and drafts in one extend")
 
-    def _decode_rows(self, decodes: Ints) -> StepRows:
-        n = len(decodes)
-        return StepRows(
-            rows=decodes,
-            starts=self.lengths[decodes],
-            counts=np.ones(n, dtype=np.int64),
-            extends=0,
-            tokens=np.empty(0, dtype=np.int32),
-            sampling=np.arange(n),
-            draws=decodes,
-        )
+    def _decode_rows(self, packed: bytes) -> StepRows:
+        if self._steady is None or self._steady[0] != packed:
+            decodes = np.frombuffer(packed, dtype=np.int32).astype(np.int64)
+            self._steady = packed, decodes, np.ones_like(decodes), np.arange(len(decodes))
+        _, rows, counts, sampling = self._steady
+        return StepRows(rows, self.lengths[rows], counts, 0, NO_TOKENS, sampling, draws=rows)
 
-    def _mixed_rows(self, extends: list[ExtendRow], decodes: Ints) -> StepRows:
+    def _mixed_rows(self, extends: list[ExtendRow], packed: bytes) -> StepRows:
+        decodes = np.frombuffer(packed, dtype=np.int32).astype(np.int64)
         runs = [np.frombuffer(extend.tokens, dtype=np.int32) for extend in extends]
         for extend, run in zip(extends, runs, strict=True):
             self._check_extend(extend, run)

@@ -14,6 +14,7 @@ from ramify.protocol.plan import NO_TOKEN, STATE, WINDOW, ExecutorInfo, StepPlan
 Ints = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
+NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class StepRows:
     tokens: Tokens  # [T - decodes] the extends' tokens, one after another
     sampling: Ints  # [S] indices into the B sequences, in the order of the result
     draws: Ints  # [S] index of the output token that is sampled now
-    given: Tokens = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    given: Tokens = field(default_factory=lambda: NO_TOKENS)
     scored: "Scored | None" = None
     # [R] of each row that samples: 1 + its drafts, which follow each other in `sampling`; None: 1 each
     lines: "Ints | None" = None

@@ -178,6 +178,24 @@ def test_a_closed_row_is_not_decoded(executor: FakeExecutor) -> None:
         executor.launch(StepPlan(step=3, decodes=pack([0])))
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"closes": pack([0])}, "decodes row 0, which is not open"),
+        ({"closes": pack([0]), "opens": [opened(0, [3])]}, "decodes row 0, which has no sampled token"),
+        ({"extends": [ExtendRow(0, 6, pack([5]), False)]}, "a row stands twice"),
+    ],
+)
+def test_decodes_that_were_planned_before_are_checked_again_after_a_change(
+    executor: FakeExecutor, change: dict[str, Any], words: str
+) -> None:
+    for step in (2, 3):
+        executor.launch(StepPlan(step=step, decodes=pack([0])))
+    assert fields(executor.rows, 0)["length"] == 6
+    with pytest.raises(PlanError, match=words):
+        executor.launch(StepPlan(step=4, decodes=pack([0]), **change))
+
+
 def test_updates_are_those_of_the_last_plan(executor: FakeExecutor) -> None:
     executor.launch(StepPlan(step=2, grows=[GrowRow(0, pack([20, 21])), GrowRow(1, pack([22]))]))
     assert executor.rows.updates == [(0, 2, 4), (1, 1, 2)]
