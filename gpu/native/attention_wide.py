@@ -103,7 +103,7 @@ def emit_attention_wide(module: Module, dim: int, kind: Any) -> str:
     return emit_attention(module, dim, kind, f)
 
 
-def _line(f: Function, place: IrValue, number: "IrValue | int", column: int = 0) -> IrValue:
+def _line(f: Function, place: IrValue, number: "IrValue | int", column: "IrValue | int" = 0) -> IrValue:
     """16 rows' part of a line of all rows."""
     return f.at(place, f.like(number, f.i64(0)) * WIDE_ROWS + column, F32)
 
@@ -128,12 +128,11 @@ def _begin(f: Function, tile: _Wide) -> None:
             f.store(f.constant(F32, 1.0), f.at(tile.masses, row, F32))
         with f.loop(0, tile.dim, LANES) as at:
             f.store(zeros, f.at(tile.mixed, row * tile.dim + at, F32))
-    for column in _COLUMNS:
-        with f.loop(0, tile.dim, LANES) as at:
-            sources = [f.pointer(tile.sources, column + n) for n in range(LANES)]
-            lines = [f.load(f.at(source, at, F32), _V) for source in sources]
-            for n, line in enumerate(_turned(f, lines)):
-                f.store(line, _line(f, tile.queries, at + n, column))
+    with f.loop(0, WIDE_ROWS, LANES) as start, f.loop(0, tile.dim, LANES) as at:
+        sources = [f.pointer(tile.sources, start + n) for n in range(LANES)]
+        lines = [f.load(f.at(source, at, F32), _V) for source in sources]
+        for n, line in enumerate(_turned(f, lines)):
+            f.store(line, _line(f, tile.queries, at + n, start))
 
 
 def _turned(f: Function, lines: list[IrValue]) -> list[IrValue]:
@@ -203,19 +202,19 @@ def _soften(f: Function, tile: _Wide, base: IrValue) -> None:
             place, own = _line(f, tile.scores, key, column), f.load(f.at(tile.places, column, I32), _VI)
             seen = (position <= own).both(position > own - window)
             f.store(f.select(seen, f.load(place, _V), f.constant(_V, NONE)), place)
-    for column in _COLUMNS:
-        scores = [f.load(_line(f, tile.scores, key, column), _V) for key in range(LANES)]
+    with f.loop(0, WIDE_ROWS, LANES) as first:
+        scores = [f.load(_line(f, tile.scores, key, first), _V) for key in range(LANES)]
         while len(scores) > 1:
             scores = [f.larger(a, b) for a, b in zip(scores[::2], scores[1::2], strict=True)]
-        tops, none = f.at(tile.tops, column, F32), f.constant(_V, NONE)
+        tops, none = f.at(tile.tops, first, F32), f.constant(_V, NONE)
         before = f.load(tops, _V)
         top = f.larger(before, scores[0])
         fade = exp(f, before - top)
         f.store(top, tops)
-        f.store(fade, f.at(tile.fades, column, F32))
+        f.store(fade, f.at(tile.fades, first, F32))
         above = f.select(top > none, top, f.constant(_V, 0.0))  # so that no key seen is no share
         with f.loop(0, LANES) as key:
-            place, masses = (_line(f, each, key, column) for each in (tile.scores, tile.masses))
+            place, masses = (_line(f, each, key, first) for each in (tile.scores, tile.masses))
             share = exp(f, f.load(place, _V) - above)
             f.store(share, place)
             f.store(f.fma(f.load(masses, _V), fade, share), masses)

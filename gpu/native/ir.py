@@ -298,7 +298,7 @@ class Function:
         hints = (self.constant(I32, number) for number in (0, 2, 1))
         self.effect("llvm.prefetch.p0", place, *hints)
 
-    def pointer(self, base: IrValue, index: int) -> IrValue:
+    def pointer(self, base: IrValue, index: "IrValue | int") -> IrValue:
         """Element `index` of an array of addresses."""
         return IrValue(self, self.builder.inttoptr(self.word(base, index).raw, PTR))
 
