@@ -39,10 +39,13 @@ class Sequences:
         """Run (sequence, start, stop), all in one step. Returns each part's outputs."""
         count = sum(stop - start for _, start, stop in parts)
         counts, tiles_count, positions, slots = (aligned(n) for n in (1, 1, count, count))
-        tiles = aligned(4 * len(parts))
-        counts[0], tiles_count[0] = count, len(parts)
+        most = self._kernels.tile_rows // (HEADS // KV_HEADS)
+        cut = [(which, at, min(at + most, stop)) for which, start, stop in parts
+               for at in range(start, stop, most)]  # fmt: skip
+        tiles = aligned(4 * len(cut))
+        counts[0], tiles_count[0] = count, len(cut)
         qkv, first = torch.empty(count, WIDTH), 0
-        for line, (which, start, stop) in zip(tiles.reshape(-1, 4), parts, strict=True):
+        for line, (which, start, stop) in zip(tiles.reshape(-1, 4), cut, strict=True):
             at = np.arange(start, stop)
             span = slice(first, first + len(at))
             qkv[span], positions[span] = self.qkv[which, start:stop], at
