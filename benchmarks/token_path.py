@@ -12,7 +12,8 @@ clocks, and the same on every machine.
                        so costs more, because pages are asked for
     the first delta    from the frame with `append` and `generate` to the frame with the first delta
     a request          of two tokens, from the frame with `generate` to the frame with `done`: what a
-                       generation costs beside its tokens. The median of some
+                       generation costs beside its tokens. The calls that some have in common, whose tokens
+                       came one by one: on a busy machine timers come between, and tokens together
 
     an OpenAI chat     from the HTTP request for a streamed chat completion to the first chunk of text
 
@@ -30,11 +31,15 @@ know what the calls are for.
 
 import argparse
 import asyncio
+import functools
+import itertools
 import json
+import operator
 import os
 import re
 import statistics
 import tempfile
+from collections import Counter
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -62,7 +67,7 @@ from ramify.actors.kit.log import configure
 from ramify.protocol.config import EngineConfig, LogConfig, ModelConfig, ServerConfig
 from ramify.protocol.replicas_config import ReplicasConfig
 
-REQUESTS = 9  # whose median is told
+REQUESTS, TRIES = 5, 60  # whose calls in common are told; and to have so many
 CHATS = 9  # and first deltas; the shortest counts
 STEP_SECONDS = 0.008  # long enough for a token to reach its socket before the next one comes
 
@@ -95,14 +100,15 @@ def first_delta(events: list[CodeType | bytes]) -> Way:
 
 
 def requests(events: list[CodeType | bytes]) -> list[Way]:
-    """One way for each frame that was followed by a `done`, up to that."""
+    """One way for each frame that was followed by two results, each handled by itself, and a `done`."""
     ways = []
     start: int | None = None
     for i, event in enumerate(events):
         if event is FRAME:
             start = i
         elif start is not None and isinstance(event, bytes) and b'"type":"done"' in event:
-            ways.append(way(events[start:i]))
+            if sum(each is RESULT for each in events[start:i]) == 2:
+                ways.append(way(events[start:i]))
             start = None
     return ways
 
@@ -111,6 +117,17 @@ def median(ways: list[Way]) -> Way:
     """The way with the median number of calls."""
     middle = statistics.median_low(len(each.calls) for each in ways)
     return next(each for each in ways if len(each.calls) == middle)
+
+
+def in_common(ways: list[Way]) -> Way:
+    """The calls that all ways have, each as often as all have it, in the order of the shortest."""
+    left = functools.reduce(operator.and_, (Counter(each.calls) for each in ways))
+    calls = []
+    for call in min(ways, key=lambda way: len(way.calls)).calls:
+        if left[call]:
+            left[call] -= 1
+            calls.append(call)
+    return Way(calls)
 
 
 def first_chunk(events: list[CodeType | bytes]) -> Way:
@@ -162,15 +179,17 @@ async def measure(folder: Path, count: int) -> tuple[Way, Way, Way, Way]:
                 {"type": "generate", "id": 3, "max_tokens": count, "ignore_eos": True},
             )
             await done
-        short = Tracer()
-        for ident in range(4, 4 + REQUESTS):
+        short, idents = Tracer(), itertools.count(4)
+        for ident in itertools.islice(idents, TRIES):
             done = asyncio.ensure_future(socket.until_done(1))
             await asyncio.sleep(4 * STEP_SECONDS)  # nothing of the one before is under way
             with short.tracing():
                 socket.send({"type": "generate", "id": ident, "max_tokens": 2, "ignore_eos": True})
                 await done
+            if len(requests(short.events)) == REQUESTS:
+                break
         deltas = [first_delta(tracer.events)]
-        for ident in range(4 + REQUESTS, 2 + REQUESTS + 2 * CHATS, 2):
+        for ident in itertools.islice(idents, 0, 2 * (CHATS - 1), 2):
             begun = Tracer()
             done = asyncio.ensure_future(socket.until_done(1))
             await asyncio.sleep(4 * STEP_SECONDS)
@@ -190,7 +209,10 @@ async def measure(folder: Path, count: int) -> tuple[Way, Way, Way, Way]:
     if len(found) < count // 2:
         raise RuntimeError(f"{len(found)} of {count} tokens had a frame of their own: a busy machine")
     delta = min(deltas, key=lambda way: len(way.files))
-    return median(found[8:]), delta, median(requests(short.events)), chatted
+    found_requests = requests(short.events)
+    if not found_requests:
+        raise RuntimeError(f"no request of {TRIES} had its tokens one by one: a busy machine")
+    return median(found[8:]), delta, in_common(found_requests), chatted
 
 
 async def measure_layout(folder: Path, count: int, gateways: int, replicas: int) -> dict[str, list[Way]]:
