@@ -12,8 +12,9 @@ clocks, and the same on every machine.
                        so costs more, because pages are asked for
     the first delta    from the frame with `append` and `generate` to the frame with the first delta
     a request          of two tokens, from the frame with `generate` to the frame with `done`: what a
-                       generation costs beside its tokens. The calls that some have in common, whose tokens
-                       came one by one: on a busy machine timers come between, and tokens together
+                       generation costs beside its tokens. The calls that some have in common whose
+                       tokens came one by one: on a busy machine timers come between, and tokens
+                       come together
 
     an OpenAI chat     from the HTTP request for a streamed chat completion to the first chunk of text
 
