@@ -222,8 +222,9 @@ def _emit_matrices(module: Module, epilogue: str, blocks: int) -> Function:
     steps, stride = f.word(args, STEPS), f.word(args, X_STRIDE)
     x = f.at(f.pointer(args, X), first * stride, I8)
     weight = f.at(f.pointer(args, WEIGHT), panel * steps * (4 * PANEL), I8)
+    fresh = (first % ROW_BLOCK).equals(0)  # no tile has read this panel just before
     for group in vector_groups(epilogue, _QUADS // blocks):
-        found = matrices.sums(f, x, stride, weight, steps, blocks, group)
+        found = matrices.sums(f, x, stride, weight, steps, blocks, group, fresh)
         base = f.at(f.pointer(args, SUMS), panel * PANEL, I32)
         starts = [f.load(f.at(base, q * LANES, I32), _VI32) for q in group]
         for block in range(blocks):

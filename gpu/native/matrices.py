@@ -8,6 +8,7 @@ it: a thread that holds none is put aside and taken up faster.
 
 import ctypes
 import sys
+from itertools import product
 
 from ramify.gpu.native.ir import I8, I32, I64, LANES, Function, IrValue
 
@@ -47,26 +48,32 @@ def sums(
     steps: IrValue,
     blocks: int,
     group: list[int],
+    fresh: IrValue,
 ) -> IrValue:
     """int32 [blocks of rows][vectors][16 rows][16]: products of `x` with the vectors `group` of a panel.
 
     x: unsigned bytes, ROWS * `blocks` rows; weight: signed ones. Blocks times vectors are 4 at most.
+    All vectors go through one register: with all eight in use, each load waits for the product before it
+    where the other thread of the core is busy (docs/log/cpu.md). `fresh`: weights are fetched ahead.
     """
     results = [[block * len(group) + place for place in range(len(group))] for block in range(blocks)]
-    inputs, panel = [*range(4, 4 + blocks)], [*range(4 + blocks, min(8, 4 + blocks + len(group)))]
+    inputs, panel = [*range(4, 4 + blocks)], 4 + blocks
     for row in results:
         for one in row:
             f.effect("llvm.x86.tilezero", _number(f, one))
     with f.loop(0, steps, _STEPS) as step:
+        with f.when(fresh):
+            ahead = f.smaller(step + _STEPS, steps - _STEPS)
+            for line, q in product(range(_STEPS), group):
+                f.fetch(f.at(weight, (ahead + line) * _ROW_BYTES + q * 4 * LANES, I8))
         for block, register in enumerate(inputs):
             place = f.at(x, f.like(block * ROWS, stride) * stride + step * 4, I8)
             f.effect("llvm.x86.tileloadd64", _number(f, register), place, stride)
         for number, q in enumerate(group):
-            register = panel[number % len(panel)]
             place = f.at(weight, step * _ROW_BYTES + q * 4 * LANES, I8)
-            f.effect("llvm.x86.tileloadd64", _number(f, register), place, f.i64(_ROW_BYTES))
+            f.effect("llvm.x86.tileloadd64", _number(f, panel), place, f.i64(_ROW_BYTES))
             for block, own in enumerate(inputs):
-                numbers = (results[block][number], own, register)
+                numbers = (results[block][number], own, panel)
                 f.effect("llvm.x86.tdpbusd", *(_number(f, one) for one in numbers))
     out = f.scratch(I32, blocks * len(group) * ROWS * LANES)
     for one in range(blocks * len(group)):
