@@ -19,7 +19,7 @@ from ramify.actors.gateway.actor import GatewayActor
 from ramify.actors.gateway.port.access.minted import Minted
 from ramify.actors.gateway.port.interfaces import GatewayMetrics, Served, Status
 from ramify.actors.kit.clock import Clock
-from ramify.actors.kit.fanout import WIDE, WIDTH, FanOut
+from ramify.actors.kit.fanout import FanOut
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.kit.memory import Holdings
 from ramify.actors.kit.report import CredentialUsage, StoreHealth
@@ -78,8 +78,7 @@ class LocalFront:
         self._naming = naming if naming is not None else Naming()
         self._tokenizer: Tokenizer | None = None
         self._directory: Directory | None = None
-        alone = mailboxes is not None or config.replicas is not None  # the scheduler is elsewhere
-        self.spread = FanOut(self._mailboxes.sessions, WIDE if alone else WIDTH)
+        self.spread = FanOut(self._mailboxes.sessions)
         self.gateway = GatewayActor(
             self._mailboxes.to_gateway,
             config.server,

@@ -24,7 +24,7 @@ from typing import cast
 from ramify.actors.front.gateway_messages import PeerMessage, PeerMessages, ToSession, home, worker_of
 from ramify.actors.front.interface import OPENS, Mailboxes
 from ramify.actors.gateway.port.intake import refuse
-from ramify.actors.kit.fanout import WIDE, FanOut, Router
+from ramify.actors.kit.fanout import FanOut, Router
 from ramify.actors.kit.mailbox import Address, FunctionAddress, MailboxFull, tell_each
 from ramify.actors.kit.relay import Relay
 from ramify.actors.links.bundle import FRAME_BYTES, LARGEST, EncodedBatch
@@ -72,7 +72,7 @@ class PeerRouter(Mailboxes):
         self._workers = workers
         self.worker = worker
         self.sessions = _SessionRouter(self)
-        self.fan_out: FanOut[SessionMessage] = FanOut(self.sessions, WIDE, told)
+        self.fan_out: FanOut[SessionMessage] = FanOut(self.sessions, emptied=told)
         self._gateway = FunctionAddress(self._to_gateway)
         self._directory = FunctionAddress(self._to_directory)
         self._forward = forward

@@ -18,8 +18,7 @@ from ramify.actors.kit.mailbox import Addressee, MailboxClosed, MailboxFull
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
-WIDTH = 8  # addressees a turn beside the scheduler: some 100 us of sessions and sockets
-WIDE = 32  # in a process that no executor waits for: each turn more is a look at all sockets
+WIDTH = 8  # addressees a turn: some 100 us of sessions and sockets
 MOVED_MOST = 1024  # addressees of which it is remembered that they went on elsewhere
 
 
