@@ -35,6 +35,7 @@ from ramify.gpu.native.math import gelu_tanh, silu, tanh
 PANEL = 64  # outputs
 ROW_BLOCK = 48  # rows of a work item: a multiple of the tallest tile
 _QUADS = PANEL // LANES  # vectors of outputs in a panel
+_AHEAD = 16  # steps whose weights are fetched before they are read
 _VF32, _VI32 = vector(F32), vector(I32)
 
 # words of an instruction's arguments
@@ -204,8 +205,9 @@ def _emit_tile(
     lines = [f.at(f.pointer(args, X), own * stride, I8) for own, _ in places]
     column = panel if rows_of is None else panel % f.word(args, PANELS)  # of what is written
     weight = f.at(f.pointer(args, WEIGHT), panel * steps * (4 * PANEL), I8)
+    fresh = (first % ROW_BLOCK).equals(0) if rows_of is None else f.i64(0).equals(0)
     for group in vector_groups(epilogue, _QUADS if isa.registers >= 32 else 1):
-        sums = _products(f, isa, args, panel, lines, weight, steps, group)
+        sums = _products(f, isa, args, panel, lines, weight, steps, group, fresh)
         for row, (source, target) in enumerate(places):
             scale = f.load(f.at(f.pointer(args, SCALES), source, F32), F32)
             values = [_scaled(f, args, panel * PANEL + q * LANES, scale, own)
@@ -251,13 +253,18 @@ def vector_groups(epilogue: str, quads: int) -> list[list[int]]:
 
 def _products(
     f: Function, isa: Isa, args: IrValue, panel: IrValue, lines: list[IrValue], weight: IrValue,
-    steps: IrValue, group: list[int],
+    steps: IrValue, group: list[int], fresh: IrValue,
 ) -> list[list[IrValue]]:  # fmt: skip
     """Integer sums [row][vector] over all inputs, the offset's share taken off."""
     base = f.pointer(args, SUMS)
     zeros = f.constant(_VI32, 0)
     sums = [[f.var(zeros) for _ in group] for _ in lines]
     with f.loop(0, steps) as step:
+        if len(lines) > 1:  # one row gains nothing
+            with f.when(fresh):
+                ahead = f.at(weight, f.smaller(step + _AHEAD, steps - 1) * (4 * PANEL), I8)
+                for q in group:
+                    f.fetch(f.at(ahead, q * 4 * LANES, I8))
         here = f.at(weight, step * (4 * PANEL), I8)
         weights = [f.load(f.at(here, q * 4 * LANES, I8), vector(I8, 4 * LANES)) for q in group]
         for line, own in zip(lines, sums, strict=True):
