@@ -11,11 +11,8 @@ clocks, and the same on every machine.
                        next plan is sent on the way. The median over the tokens: every 16th token or
                        so costs more, because pages are asked for
     the first delta    from the frame with `append` and `generate` to the frame with the first delta
-    a request          of two tokens, from the frame with `generate` to the frame with `done`: what a
-                       generation costs beside its tokens. The calls that some have in common whose
-                       tokens came one by one: on a busy machine timers come between, and tokens
-                       come together
-
+    a request          of two tokens that come one by one, from the frame with `generate` to the frame
+                       with `done`. The calls that several have in common, as timers come between
     an OpenAI chat     from the HTTP request for a streamed chat completion to the first chunk of text
 
     calls    Python functions that are entered (a coroutine that goes on is entered again)
@@ -32,13 +29,10 @@ know what the calls are for.
 
 import argparse
 import asyncio
-import functools
 import itertools
 import json
-import operator
 import os
 import re
-import statistics
 import tempfile
 from collections import Counter
 from dataclasses import asdict
@@ -69,7 +63,7 @@ from ramify.protocol.config import EngineConfig, LogConfig, ModelConfig, ServerC
 from ramify.protocol.replicas_config import ReplicasConfig
 
 REQUESTS, TRIES = 5, 60  # whose calls in common are told; and to have so many
-CHATS = 9  # and first deltas; the shortest counts
+CHATS = 9  # and first deltas: what they have in common
 STEP_SECONDS = 0.008  # long enough for a token to reach its socket before the next one comes
 
 LAYOUTS = {"default": (0, 0), "--gateways 2": (2, 0), "--replicas 2": (0, 2), "both": (2, 2)}
@@ -77,6 +71,7 @@ ARRIVALS = ("ThreadExecutor._collect", "Link.data_received")  # what begins the 
 HANDLED = ("Planner.landed", "WebSocketConnection.flush")  # what no other way comes to
 RESULT = ThreadExecutor._collect.__code__
 FRAME = TcpConnection.data_received.__code__
+DELTA = re.compile(rb'"type":"delta"')
 CHUNK = re.compile(rb'"content":"[^"]')
 
 
@@ -93,10 +88,10 @@ def tokens(events: list[CodeType | bytes]) -> list[Way]:
     return ways
 
 
-def first_delta(events: list[CodeType | bytes]) -> Way:
-    """From the first frame to the first delta."""
+def until(text: re.Pattern[bytes], events: list[CodeType | bytes]) -> Way:
+    """From the first read to the first bytes with `text`."""
     start = next(i for i, event in enumerate(events) if event is FRAME)
-    end = next(i for i, e in enumerate(events) if isinstance(e, bytes) and b'"type":"delta"' in e)
+    end = next(i for i, e in enumerate(events) if isinstance(e, bytes) and text.search(e))
     return way(events[start:end])
 
 
@@ -116,26 +111,16 @@ def requests(events: list[CodeType | bytes]) -> list[Way]:
 
 def median(ways: list[Way]) -> Way:
     """The way with the median number of calls."""
-    middle = statistics.median_low(len(each.calls) for each in ways)
-    return next(each for each in ways if len(each.calls) == middle)
+    return sorted(ways, key=lambda way: len(way.calls))[(len(ways) - 1) // 2]
 
 
 def in_common(ways: list[Way]) -> Way:
     """The calls that all ways have, each as often as all have it, in the order of the shortest."""
-    left = functools.reduce(operator.and_, (Counter(each.calls) for each in ways))
-    calls = []
-    for call in min(ways, key=lambda way: len(way.calls)).calls:
-        if left[call]:
-            left[call] -= 1
-            calls.append(call)
-    return Way(calls)
-
-
-def first_chunk(events: list[CodeType | bytes]) -> Way:
-    """From the first read to the first chunk with text."""
-    start = next(i for i, event in enumerate(events) if event is FRAME)
-    end = next(i for i, e in enumerate(events) if isinstance(e, bytes) and CHUNK.search(e))
-    return way(events[start:end])
+    shortest = min(ways, key=lambda way: len(way.calls)).calls
+    left = Counter(shortest)
+    for each in ways:
+        left &= Counter(each.calls)
+    return Way([call for call in shortest if left[call] and not left.subtract([call])])
 
 
 async def chat(port: int) -> Way:
@@ -152,7 +137,7 @@ async def chat(port: int) -> Way:
     writer.close()
     if b"[DONE]" not in answer:
         raise RuntimeError(f"no answer: {answer[:300]!r}")
-    return first_chunk(tracer.events)
+    return until(CHUNK, tracer.events)
 
 
 async def measure(folder: Path, count: int) -> tuple[Way, Way, Way, Way]:
@@ -189,7 +174,7 @@ async def measure(folder: Path, count: int) -> tuple[Way, Way, Way, Way]:
                 await done
             if len(requests(short.events)) == REQUESTS:
                 break
-        deltas = [first_delta(tracer.events)]
+        deltas = [until(DELTA, tracer.events)]
         for ident in itertools.islice(idents, 0, 2 * (CHATS - 1), 2):
             begun = Tracer()
             done = asyncio.ensure_future(socket.until_done(1))
@@ -200,20 +185,15 @@ async def measure(folder: Path, count: int) -> tuple[Way, Way, Way, Way]:
                     {"type": "generate", "id": ident + 1, "max_tokens": 2, "ignore_eos": True},
                 )
                 await done
-            deltas.append(first_delta(begun.events))
+            deltas.append(until(DELTA, begun.events))
         await socket.end_session()
         chats = [await chat(engine.port) for _ in range(CHATS)]
-    # what happens beside a chat by chance (compile workers, timers) is not in the way of each
-    ways = set.intersection(*(set(each.files) for each in chats))
-    chatted = Way([call for call in chats[-1].calls if call.file in ways])
     found = tokens(tracer.events)
     if len(found) < count // 2:
         raise RuntimeError(f"{len(found)} of {count} tokens had a frame of their own: a busy machine")
-    delta = min(deltas, key=lambda way: len(way.files))
-    found_requests = requests(short.events)
-    if not found_requests:
+    if not (shorts := requests(short.events)):
         raise RuntimeError(f"no request of {TRIES} had its tokens one by one: a busy machine")
-    return median(found[8:]), delta, in_common(found_requests), chatted
+    return median(found[8:]), in_common(deltas), in_common(shorts), in_common(chats)
 
 
 async def measure_layout(folder: Path, count: int, gateways: int, replicas: int) -> dict[str, list[Way]]:
