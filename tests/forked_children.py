@@ -27,9 +27,10 @@ MODULES = (
     "ramify.actors.gateway_program",
     "ramify.actors.executor.executor_program",
     "ramify.actors.grammar.compile_program",
-    "ramify.actors.tokenizer.picture_program",
     "ramify.actors.cluster.replica",
 )
+# what they import when they have begun, each at every start otherwise
+LATER = "anyio._backends._asyncio", "numpy.ma", "ramify.gpu.executors.fake"
 MOST_BYTES = 1 << 18  # of a request: arguments and the environment
 MOST_FDS = 64
 HIGH = 512  # descriptors wait above it until their places are free
@@ -163,7 +164,7 @@ def _be(request: Any, fds: list[int]) -> None:
 def _main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(control.fileno(), False)
-    for module in MODULES:
+    for module in (*MODULES, *LATER):
         importlib.import_module(module)
     for module in MODULES:
         del sys.modules[module]
