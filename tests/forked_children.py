@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 if TYPE_CHECKING:
     import pytest
 
@@ -30,7 +32,7 @@ MODULES = (
     "ramify.actors.cluster.replica",
 )
 # what they import when they have begun, each at every start otherwise
-LATER = "anyio._backends._asyncio", "numpy.ma", "ramify.gpu.executors.fake"
+LATER = "numpy.ma", "ramify.gpu.executors.fake"
 MOST_BYTES = 1 << 18  # of a request: arguments and the environment
 MOST_FDS = 64
 HIGH = 512  # descriptors wait above it until their places are free
@@ -166,6 +168,7 @@ def _main() -> None:
     os.set_inheritable(control.fileno(), False)
     for module in (*MODULES, *LATER):
         importlib.import_module(module)
+    anyio.run(anyio.sleep, 0)  # imports what drives its loops
     for module in MODULES:
         del sys.modules[module]
     gc.collect()
