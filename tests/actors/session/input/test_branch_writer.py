@@ -632,7 +632,7 @@ def test_pictures_in_a_conversation_that_is_rendered_anew() -> None:
     each += "{% if add_generation_prompt %}<assistant>{% endif %}"
     chat = Chat(bytewise(each), strict=True)
     chat.state.pictures = cast(
-        "Any", SimpleNamespace(settings=SETTINGS, each=lambda images: iter([shown] * len(images)))
+        "Any", SimpleNamespace(settings=SETTINGS, each=lambda images, _: iter([shown] * len(images)))
     )
     said(chat, 1, f"a{MARK}b", b"1")
     before = list(chat.branch.tokens())
