@@ -25,8 +25,6 @@ from ramify.protocol.errors import ModelError
 _LOG = logging.getLogger("ramify.gpu.attention")
 _MOST_HEADS = 64  # query heads that share a KV head: a tile of the kernels holds all of a token's
 _ADA = (8, 9)
-# Whether keys and values in fp8 are widened for FlashInfer's prompts: not yet measured
-WIDENS_FOR_FA3 = False
 _HOPPER = (9, 0)  # FA3 is written for its matrix instructions and runs nowhere else
 
 
@@ -258,7 +256,7 @@ def triton_obstacle(shapes: Sequence[AttentionShape], device: torch.device) -> s
 
 def _reads_codes(shape: AttentionShape, asked: str) -> bool:
     """Whether FlashInfer is given keys in fp8, widened: for prompts alone."""
-    return WIDENS_FOR_FA3 and asked == "auto" and shape.windows == [None]
+    return asked == "auto" and shape.windows == [None]
 
 
 def _flashinfer_obstacle(shape: AttentionShape, device: torch.device, reads_codes: bool) -> str | None:

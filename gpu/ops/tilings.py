@@ -23,6 +23,7 @@ _MOST_HELD = 512  # inputs in the ring of stages of the Gluon kernel
 # Where codes of 8 bits are widened, by the tokens of a tile; more outputs are cut into wide tiles at 64
 _PROGRAMS_OF_16, _PROGRAMS_OF_32, _PROGRAMS_OF_64 = 768, 528, 256
 _WIDE_OUTPUTS = 4096
+_FEW_OUTPUTS = 2048  # of a gated product that has too few programs to hide how long bytes take to come
 _PROGRAMS = 128  # about the multiprocessors; with fewer tiles their inputs are split
 
 
@@ -177,14 +178,20 @@ def few_tiling(tokens: int, shape: tuple[int, int], gated: bool, grouped: bool) 
         wide = outputs > _WIDE_OUTPUTS and outputs % 128 == 0
         tiling = Tiling(64, 128 if wide else 64, 128, 1, 3 if wide else 4, 8 if gated and wide else 4)
         most = _PROGRAMS_OF_64
-    elif gated and tokens <= 16 and not grouped and inputs % 256 == 0:
-        return Tiling(16, _OUTPUTS, 256, stages=3, warps=2)
+    elif gated and not grouped and inputs % 256 == 0 and (tokens <= 16 or outputs <= _FEW_OUTPUTS):
+        return _gated_codes(16 if tokens <= 16 else 32, outputs)
     else:
         tiling = Tiling(16 if tokens <= 16 else 32, _OUTPUTS, 128, warps=2)
         most = _PROGRAMS_OF_16 if tokens <= 16 else _PROGRAMS_OF_32
     most = min(8, most * tiling.outputs // outputs, inputs // 512)  # four steps or more for each
     splits = 1 if gated else max(1, most)
     return replace(tiling, splits=1 << (splits.bit_length() - 1))
+
+
+def _gated_codes(tokens: int, outputs: int) -> Tiling:
+    if outputs <= _FEW_OUTPUTS:
+        return Tiling(tokens, _OUTPUTS, 256, stages=6)
+    return Tiling(tokens, _OUTPUTS, 256, stages=3, warps=2)
 
 
 # Up to so many tokens, of matrices with few and with many outputs, as measured on an H200; of more

@@ -19,6 +19,8 @@ from ramify.gpu.ops.triton_linear import UnscaledRows
 from ramify.gpu.programmatic_launch import overlap_options, wait
 from ramify.gpu.triton_fp8 import widened
 
+_SHORT, _LONG = 256, 512  # inputs of a step, as measured: docs/log/gpu.md
+
 
 def open_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRoutes) -> Tensor:
     """x [T, hidden] -> [T, top * size, and the shared expert's]: each token's experts, opened."""
@@ -31,13 +33,14 @@ def open_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRou
     packed, shared_packed = (packing(one.weight, values.dtype) for one in (layer.gate_up, beside_up))
     parts = 1 if x.squares is None else x.squares.shape[1]
     many = 32 if packed else 16  # rows of the weights that a program takes
+    most = _LONG if tokens == 1 and gate_up.codes.itemsize == 1 else _SHORT
     _open_few[(tokens * (top * triton.cdiv(size, many) + triton.cdiv(beside, many)),)](
         values, x.squares, routes.chosen, gate_up.codes, gate_up.scales, gate_up.zeros,
         layer.gate_up.bias, shared_up.codes, shared_up.scales, shared_up.zeros, gated, tokens, parts,
         eps, layer.gate_up.weight.shape[0], beside_up.weight.shape[0], HIDDEN=hidden, SIZE=size,
         SHARED=beside, TOP=top, KIND=KINDS[layer.activation], PARTS=triton.next_power_of_2(parts),
         GROUP=gate_up.group or hidden, SHARED_GROUP=shared_up.group or hidden, ROWS=many,
-        DEPTH=_depth(hidden, gate_up, shared_up), STAGES=3, PACKED=packed,
+        DEPTH=_depth(hidden, most, gate_up, shared_up), STAGES=3, PACKED=packed,
         SHARED_PACKED=shared_packed, DIVIDED=layer.divided, num_warps=4,
         **overlap_options(values.device),
     )  # fmt: skip
@@ -59,8 +62,8 @@ def sum_few(gated: Tensor, layer: LayerExperts, routes: ExpertRoutes) -> Tensor:
         shared_down.codes, shared_down.scales, shared_down.zeros, output, tokens,
         layer.down.weight.shape[0], beside_down.weight.shape[0], HIDDEN=hidden,
         SIZE=size, SHARED=beside, TOP=top, GROUP=down.group or size,
-        SHARED_GROUP=shared_down.group or max(1, beside), ROWS=rows, DEPTH=_depth(size, down),
-        SHARED_DEPTH=_depth(max(1, beside), shared_down), STAGES=4, PACKED=packed,
+        SHARED_GROUP=shared_down.group or max(1, beside), ROWS=rows, DEPTH=_depth(size, _LONG, down),
+        SHARED_DEPTH=_depth(max(1, beside), _LONG, shared_down), STAGES=4, PACKED=packed,
         SHARED_PACKED=shared_packed, DIVIDED=layer.divided, num_warps=4,
         **overlap_options(gated.device),
     )  # fmt: skip
@@ -72,9 +75,14 @@ def run_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRout
     return sum_few(open_few(x, eps, layer, routes), layer, routes)
 
 
-def _depth(size: int, *operands: Operand) -> int:
-    """Inputs of one step of a loop over `size`, of which a group has as many or more."""
-    most = min([256, *(one.group for one in operands if 16 <= one.group < size)])
+def _depth(size: int, most: int, *operands: Operand) -> int:
+    """Inputs of one step of a loop over `size`: at most `most`, of which a group has as many or more."""
+    most = min(
+        [
+            most if size % most == 0 else _SHORT,
+            *(one.group for one in operands if 16 <= one.group < size),
+        ]
+    )
     return min(most, max(16, 1 << (size - 1).bit_length()))
 
 
