@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from ramify.actors.processes import child_process
 from ramify.actors.routing import scaling
 
 SLOW = {"step_seconds": 0.005}
@@ -145,8 +146,18 @@ async def test_a_replica_that_is_told_to_end_loses_nothing(serving: Any) -> None
             assert (await peer.say(5, "go on", max_tokens=5))["reason"] == "length"
 
 
-async def test_the_only_replica_is_replaced_while_it_serves(serving: Any) -> None:
+async def test_the_only_replica_is_replaced_while_it_serves(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rolling upgrade of one: its successor is there before it goes, and nobody waits."""
+    spawn = child_process.spawn
+
+    async def stopped(*given: Any) -> Any:
+        """A process that starts no sooner than it is told to go on."""
+        process = await spawn(*given)
+        os.kill(process.pid, signal.SIGSTOP)
+        return process
+
     async with (
         serving(replicas=1, fake=SLOW) as served,
         served.connect() as peer,
@@ -156,12 +167,14 @@ async def test_the_only_replica_is_replaced_while_it_serves(serving: Any) -> Non
         await peer.open(peer.user(1, "first"), peer.greedy(2, max_tokens=300), tokens=True)
         await peer.next("delta")
         (old,) = cluster.pids.values()
+        monkeypatch.setattr(child_process, "spawn", stopped)
         os.kill(old, signal.SIGTERM)
         await until(lambda: len(cluster.describe()) == 2, "a second one is started")
         assert [each["state"] for each in cluster.describe()] == ["ready", "starting"]
         await other.open(client="other")
         await other.say(1, "meanwhile", max_tokens=5)
         assert cluster.describe()[1]["state"] == "starting", "it did not wait for that"
+        os.kill(cluster.describe()[1]["pid"], signal.SIGCONT)
         assert (await peer.terminal(2))["usage"]["output"] == 300
         assert peer.tokens["main"] == served.oracle.output(served.oracle.turn("first"), 300)
         await until(lambda: old not in [each["pid"] for each in cluster.describe()], "it has left")
