@@ -161,7 +161,7 @@ class ProcessExecutor(ExecutorHandle):
             child.kill()
 
     def _send(self, message: ExecutorMessage) -> None:
-        self._children[0].link.tell_alone(message)
+        self._children[0].link.tell(message)
 
     def _taken(self) -> None:
         """The scheduler has a result: the process may send one more."""

@@ -136,7 +136,7 @@ class Bundle(Generic[T]):
                 batch, self._batch = self._batch, EncodedBatch(self._encoder)
             self._count -= batch.count
             with contextlib.suppress(MailboxClosed):  # whoever owns the link hears of its end
-                self._link.tell_alone(self._wrap(batch.array()))
+                self._link.tell(self._wrap(batch.array()))
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
 

@@ -48,16 +48,15 @@ class Link(asyncio.Protocol, Generic[Out, In]):
         iteration go out together at the iteration's end. Raises MailboxFull, MailboxClosed, and
         LinkError for a message over the frame cap.
         """
-        self._put(message)
+        if self._closing:
+            raise MailboxClosed(self.name)
+        if self._core.full:
+            raise MailboxFull(f"{self.name}: no credits, and {self._core.waiting} messages wait")
+        self._core.send(message)
         if not self._flush_due:
             self._flush_due = True
             self._write()
             self._loop.call_soon(self._flush)
-
-    def tell_alone(self, message: Out, /) -> None:
-        """As `tell`, for who tells once an iteration: no handle is left to write what might follow."""
-        self._put(message)
-        self._write()
 
     def consumed(self, count: int = 1) -> None:
         """`count` received messages are dealt with: grant the peer as many credits again."""
@@ -123,13 +122,6 @@ class Link(asyncio.Protocol, Generic[Out, In]):
         self._transport = None
         self._ended.set_result(None)
         self._on_end(self._error or exc)
-
-    def _put(self, message: Out) -> None:
-        if self._closing:
-            raise MailboxClosed(self.name)
-        if self._core.full:
-            raise MailboxFull(f"{self.name}: no credits, and {self._core.waiting} messages wait")
-        self._core.send(message)
 
     def _flush(self) -> None:
         self._flush_due = False

@@ -29,7 +29,7 @@ class StubLink:
         self.done = 0
         self.told: list[tuple[int, FromCore]] = []
 
-    def tell_alone(self, message: Any, /) -> None:
+    def tell(self, message: Any, /) -> None:
         frame = decoder(FromEngine).decode(encoder().encode(message))
         assert isinstance(frame, ToSessions)
         self.told += frame.messages

@@ -21,7 +21,7 @@ class StubLink:
         self.frames: list[list[str]] = []
         self.closed = False
 
-    def tell_alone(self, message: list[str], /) -> None:
+    def tell(self, message: list[str], /) -> None:
         if self.closed:
             raise MailboxClosed("link")
         assert self.credits, "a bundle never uses the link's own queue"

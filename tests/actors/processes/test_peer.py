@@ -25,8 +25,6 @@ class Link:
             raise self.raises
         self.told.append(message)
 
-    tell_alone = tell
-
     def consumed(self, count: int) -> None:
         self.granted += count
 
