@@ -144,23 +144,21 @@ class Encoder:
             del self._sizes[job.party]
 
     def _may(self, party: Party) -> bool:
-        mine, running = self._running[party], self._running.total()
-        return (
-            running < self._threads
-            if not self._shared
-            else may_take(mine, running - mine, self._threads)
-        )
+        if not self._shared:
+            return True
+        mine = self._running[party]
+        return may_take(mine, self._running.total() - mine, self._threads)
 
     def _next(self) -> None:
-        while (
-            self._running.total() < self._threads and (job := self._waiting.take(self._may)) is not None
-        ):
+        while self._running.total() < self._threads:
+            job = self._waiting.take(self._may)
+            if job is None:
+                return
             self._count(job, -1)
             future = asyncio.get_running_loop().run_in_executor(self._pool, job.run)
             future.add_done_callback(partial(self._ended, job))
-            self._running[job.party] += (
-                1  # at last: who fails here must not take a thread from all others
-            )
+            # at last: who fails here must not take a thread from all others
+            self._running[job.party] += 1
 
     def _ended(self, job: Job[Any], future: "asyncio.Future[Any]") -> None:
         self._running[job.party] -= 1

@@ -77,12 +77,8 @@ def run_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRout
 
 def _depth(size: int, most: int, *operands: Operand) -> int:
     """Inputs of one step of a loop over `size`: at most `most`, of which a group has as many or more."""
-    most = min(
-        [
-            most if size % most == 0 else _SHORT,
-            *(one.group for one in operands if 16 <= one.group < size),
-        ]
-    )
+    groups = [one.group for one in operands if 16 <= one.group < size]
+    most = min([most if size % most == 0 else _SHORT, *groups])
     return min(most, max(16, 1 << (size - 1).bit_length()))
 
 
