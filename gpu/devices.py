@@ -1,4 +1,4 @@
-"""What a device is made of."""
+"""What a device has: multiprocessors, cores, threads to load a model with."""
 
 import math
 import os
@@ -14,16 +14,16 @@ _PARAMETERS_A_THREAD = 100_000_000  # to load and round: half a second of work
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """How many programs run side by side at least; 1 for a CPU."""
+    """Count the multiprocessors of a GPU: so many programs at least run side by side. 1 for a CPU."""
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def cores(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
-    """That this process may use: of its affinity mask, or what its control groups' shares come to.
+    """Count the cores that this process may use: by its affinity mask and its control groups' shares.
 
-    `groups`: where these are mounted; `own`: the file that says which the process is in.
+    `groups`: where control groups are mounted; `own`: the file that names those of the process.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
@@ -39,7 +39,7 @@ def cores(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cg
 
 
 def _share(folder: Path) -> int:
-    """Whole cores of a control group's share; more than any machine has if there is no limit."""
+    """Read a control group's share in whole cores; without a limit more than any machine has."""
     with suppress(OSError, ValueError):
         quota, period = (folder / "cpu.max").read_text().split()
         return max(1, math.ceil(int(quota) / int(period)))
@@ -53,7 +53,7 @@ def _share(folder: Path) -> int:
 
 @contextmanager
 def loading_threads(parameters: int) -> Iterator[None]:
-    """As many of torch's threads as it takes to load a model of this size, at most those it has.
+    """Let torch use as many threads as pay for loading a model of this size, at most those it has.
 
     Between operators threads spin: for a small model that is nine tenths of the CPU's time.
     """

@@ -23,17 +23,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @cache
 def overlaps(device: torch.device) -> bool:
-    """Whether the device can: a Hopper GPU or a later one."""
+    """Whether the device can launch so: a Hopper GPU or a later one."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def launch_options(device: torch.device) -> dict[str, Any]:
-    """For the launch of a kernel that calls `wait`, where its OVERLAP is `overlaps(device)`."""
+    """Make the launch options of a kernel that calls `wait` with OVERLAP = `overlaps(device)`."""
     return {"launch_pdl": True} if overlaps(device) else {}
 
 
 def overlap_options(device: torch.device) -> dict[str, Any]:
-    """`launch_options`, and the kernel's OVERLAP."""
+    """Make `launch_options` and the kernel's argument OVERLAP."""
     return {"OVERLAP": overlaps(device), **launch_options(device)}
 
 

@@ -1,6 +1,6 @@
-"""How the slow parts of a start tell what they do. A person waits for them."""
+"""The callback by which slow parts of a start report progress, for a person who waits."""
 
 from collections.abc import Callable
 
 Progress = Callable[[str, float], None]
-"""Told what is happening and how much of it is done, 0..1."""
+"""Takes what is being done, and the part of it that is done, 0..1."""

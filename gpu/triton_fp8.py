@@ -39,10 +39,10 @@ _FOUR = tl.constexpr("{" + _pair("$0", "$2", "5040") + _pair("$1", "$2", "7060")
 def widened(
     codes, dtype: tl.constexpr, WHERE_THEY_ARE: tl.constexpr = False, PAIRS: tl.constexpr = False
 ):  # fmt: skip
-    """What is loaded, as `dtype`. Codes that are no number may become one.
+    """Widen loaded values to `dtype`. Codes that are NaN may become a number.
 
-    WHERE_THEY_ARE: by the threads that loaded them, else by those that multiply them. PAIRS: a thread
-    has two neighbours at a time, as the weights of products of four warps; else four or more.
+    WHERE_THEY_ARE: in the threads that loaded them, else in those that multiply them. PAIRS: a thread
+    holds two neighbours at a time, as of the weights in products of four warps; else four or more.
     """
     if _COMPILED and codes.dtype == tl.float8e4nv and dtype == tl.bfloat16:
         raw = codes.to(tl.uint8, bitcast=True)
@@ -71,7 +71,7 @@ cvt.rn.f16x2.e4m3x2 $1, high;
 
 @triton.jit
 def halves(words):
-    """int16 words of two codes: the numbers of the lower bytes and those of the higher ones."""
+    """Widen int16 words of two codes to float16: those of the lower bytes, and those of the higher."""
     if _COMPILED:
         low, high = tl.inline_asm_elementwise(
             _HALVES, "=r,=r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
@@ -84,13 +84,13 @@ def halves(words):
 
 @triton.jit
 def scale_of(largest):
-    """What codes are multiplied by, where the largest number has this size."""
+    """Compute the scale of codes from the largest magnitude among the values: value = code * scale."""
     return tl.maximum(largest, 1e-12) / 448.0
 
 
 @triton.jit
 def narrowed(values):
-    """The nearest codes of float32 `values`. Triton's interpreter cuts off what it should round."""
+    """Round float32 `values` to the nearest codes. (Triton's interpreter would truncate.)"""
     values = tl.clamp(values, -448.0, 448.0)
     if not _COMPILED:
         bits = values.to(tl.int32, bitcast=True)

@@ -1,4 +1,4 @@
-"""What runs step plans: the interface that the executor actor drives.
+"""The interface of executors, which run step plans for the executor actor.
 
 `launch` starts a step; on a GPU it returns before the step is over, and `PendingStep.result` waits.
 Plans run strictly in order. The next plan may be launched before the last result is read, because
@@ -19,7 +19,7 @@ from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, PicturesSeen, StepPlan,
 
 
 class BadLogits(Exception):
-    """The model gave NaN or infinite logits to some rows; the other rows' tokens are good.
+    """Some rows' logits are NaN or infinite; the other rows' tokens are good.
 
     `rows` and `requests` name the bad ones. `result` is the whole step's result, with -1 for the bad
     rows' tokens and NaN for their scores. The executor can go on. The caller ends these requests, and
@@ -37,9 +37,9 @@ class BadLogits(Exception):
 
 
 def bad_logits(step: StepRows, requests: Ints, result: StepResult) -> BadLogits | None:
-    """An error that names the rows without a token or a score, None if there are none.
+    """Make the error that names the rows without a token or a score; None: there are none.
 
-    `requests`: of all rows.
+    `requests`: the request of every row.
     """
     sampling = np.frombuffer(result.rows, dtype=np.int32)
     if result.counts:  # tokens of each
@@ -55,7 +55,7 @@ def bad_logits(step: StepRows, requests: Ints, result: StepResult) -> BadLogits 
 
 @dataclass(slots=True)
 class Counters:
-    """What an executor has done since its start."""
+    """Counts of an executor since its start."""
 
     steps: int = 0
     tokens: int = 0  # that went through the model
@@ -78,27 +78,27 @@ class PendingStep(Protocol):
 
 
 class PictureTower(Protocol):
-    """What runs on pictures beside the steps. Used by the executor's thread."""
+    """The vision tower, which runs beside the steps. Used by the executor's thread."""
 
     @property
     def busy(self) -> bool:
-        """Whether it runs, or `seen` has news."""
+        """Whether the tower runs, or `seen` has news."""
         ...
 
     def seen(self) -> PicturesSeen | None:
-        """What has become of pictures since the last call; None: nothing."""
+        """Report the pictures that were encoded or failed since the last call; None: nothing is new."""
         ...
 
 
 class Executor(Protocol):
-    """Runs plans in order. Used by one thread."""
+    """Interface: runs plans in order. Used by one thread."""
 
     info: ExecutorInfo
     counters: Counters
 
     @property
     def tower(self) -> PictureTower | None:
-        """None: it sees no pictures."""
+        """The vision tower; None: the model sees no pictures."""
         ...
 
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -106,20 +106,20 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Release memory and device, CUDA graphs at once. Again: no change. Nothing else may follow."""
+        """Release memory and device, CUDA graphs at once. Idempotent. No other call may follow."""
         ...
 
 
 class Follower(ABC):
-    """What holds a part of a model beside the executor of rank 0, and runs its steps without results."""
+    """Base of the ranks beside rank 0: each runs the steps of rank 0 on its part of the model."""
 
     info: ExecutorInfo
     counters: Counters
 
     @abstractmethod
     def follow(self, idle: Callable[[], None]) -> None:
-        """Until rank 0 ends. `idle` is called once a second while there is nothing to do."""
+        """Run steps until rank 0 ends. `idle` is called once a second while there is nothing to do."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release memory and device. Again: no change."""
+        """Release memory and device. Idempotent."""

@@ -24,7 +24,7 @@ from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan
 
 
 class CpuExecutor(HostExecutor[None]):
-    """Runs plans on `model`, whose operations `ops` records, over the pages of `table`."""
+    """Executor of `model` on the CPU's kernels, recorded by `ops`, over the pages of `table`."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class CpuExecutor(HostExecutor[None]):
         torch.set_num_threads(1)  # the crew has the cores now; torch's threads would spin beside it
 
     def _record(self, model: Decoder) -> None:
-        """Walk the layers once. The recordings: layers alone, the head alone, all with sampling."""
+        """Walk the layers once, and record the layers alone, the head alone, and all with sampling."""
         ops = self._ops
         stream = model.forward(no_step(), ops)
         layers = list(ops.instructions)
@@ -85,7 +85,7 @@ class CpuExecutor(HostExecutor[None]):
         self._ops.reach(self._inputs.furthest)
 
     def _draws_of(self, step: StepRows) -> Draws:
-        """How the lines sample; random numbers are drawn only where one has a temperature."""
+        """Draw random numbers for the lines that sample, if one of them has a temperature."""
         rows, settings, draws = step.rows[step.sampling], self._sampler.settings, self._draws
         if not settings.temperatures[rows].any():
             return NO_DRAWS
@@ -119,7 +119,7 @@ class CpuExecutor(HostExecutor[None]):
         return tokens, logprobs
 
     def _mask(self, masks: Masks, special: Ints, count: int) -> None:
-        """Choose again, of what is legal. Lines that torch samples keep their logits."""
+        """Choose again among the legal tokens. Lines that torch samples keep their logits."""
         lines = np.flatnonzero(~np.isin(masks.lines, special)) if len(special) else slice(None)
         native = masks.lines[lines]
         if not len(native):

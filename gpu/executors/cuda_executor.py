@@ -50,7 +50,7 @@ from ramify.protocol.sampling import SamplingParams
 
 
 class CudaExecutor:
-    """Runs plans on `model` over `pool`. `capture` comes before the first plan.
+    """Executor of `model` over `pool` on a GPU. Call `capture` before the first plan.
 
     `drafter`: guesses up to `info.max_drafts` tokens ahead of a row.
     """
@@ -131,7 +131,7 @@ class CudaExecutor:
         return len(wanted)
 
     def forms(self, bucket: Bucket) -> list[Bucket]:
-        """The buckets for a step of this size: plain, with drafts, grouped if decodes can share keys."""
+        """List the buckets of a step of this size: plain, drafted, grouped if decodes can share keys."""
         plain = replace(bucket, grouped=False, drafted=False)
         if bucket.extended:
             return [plain]
@@ -141,9 +141,9 @@ class CudaExecutor:
         return [plain, *(other for other in others if self._attention.room(other))]
 
     def unlike_decodes(self) -> list[Bucket]:
-        """Steps of decodes that together launch every variant of every attention kernel.
+        """List steps of decodes that together launch every variant of every attention kernel.
 
-        Steps without a graph may have any number of decodes, and not only the captured ones.
+        Steps without a graph may have other numbers of decodes than the captured ones.
         """
         counts = self._attention.unlike_decodes(self.info.max_rows)
         forms = [False, True] if self.info.max_drafts else [False]
@@ -238,13 +238,13 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def warm_drafter(self) -> None:
-        """Load the kernels of what guesses, of all its sizes."""
+        """Load the drafter's kernels, of all its sizes."""
         if self.drafts.drafter is not None and self._device.type == "cuda":
             self.drafts.drafter.warm_sizes()
 
     @torch.inference_mode()
     def rehearse_drafter(self, progress: Progress) -> None:
-        """Let what guesses take the memory that it needs, its CUDA graphs included."""
+        """Let the drafter take the memory that it needs, its CUDA graphs included."""
         if self.drafts.drafter is not None:
             self.drafts.drafter.capture(progress)
 
@@ -277,7 +277,7 @@ class CudaExecutor:
         return self._attention.static_extends
 
     def close(self) -> None:
-        """Drop the weights, the pool and the graphs. Again: no change."""
+        """Drop the weights, the pool and the graphs. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -298,7 +298,7 @@ class CudaExecutor:
     # --- the host's part of a step ---
 
     def _take_entry(self) -> int:
-        """The next ring entry, once the step that used it last is over."""
+        """Take the next ring entry, once the step that used it last is over."""
         entry = self._launched % RING
         self._launched += 1
         before = self._ring[entry]
@@ -307,7 +307,7 @@ class CudaExecutor:
         return entry
 
     def _begin(self, entry: int, plan: StepPlan) -> StepRows:
-        """Apply the plan: what it runs."""
+        """Apply the plan. Returns what it runs."""
         step = self.drafts.begin(plan)
         if self.tower is not None:
             self.tower.take(plan)
@@ -323,14 +323,14 @@ class CudaExecutor:
         return step.with_short_extends_as_decodes()
 
     def _remember(self, entry: int, step: StepRows) -> None:
-        """Let rows whose extends were to sample, and do not, run their last token next."""
+        """Let rows whose extends were to sample, and did not, run their last token next."""
         rows, tokens = step.last_extended
         if len(rows):
             sent = self._unsampled.send(entry, rows=rows, tokens=tokens)
             self._last.index_copy_(0, sent["rows"], sent["tokens"])
 
     def _move(self, entry: int, clock: StepClock, plan: StepPlan | ToldStep) -> Loaded | None:
-        """Move what the plan says, as `DevicePages.move`."""
+        """Move blocks and pages as the plan says: see `DevicePages.move`."""
         return self.pages.move(entry, clock, plan, self._verifier.tokens)
 
     def _run(self, entry: int, step: StepRows, late: bool) -> tuple[StepFrame, LazyStream | None]:
@@ -352,11 +352,11 @@ class CudaExecutor:
         return frame, None
 
     def _guess(self, entry: int, inputs: StepInputs[Tensor], step: StepRows, late: bool) -> None:
-        """Launch what goes ahead of the model: corrections of a step that is `late`, then guesses."""
+        """Launch what precedes the model: corrections of a step that is `late`, then guesses."""
         self.drafts.launch(entry, inputs, step, late, self._clocks[entry])
 
     def _shown(self, frame: StepFrame, step: StepRows) -> ShownPictures | None:
-        """What takes the embedding's place."""
+        """Find the picture vectors that take the embedding's place; None: the step shows none."""
         pictures = extending(step, self.rows.pictures)
         if self.tower is None or not pictures:
             return None
@@ -369,13 +369,13 @@ class CudaExecutor:
             self._take_back_states(drafts_of(step, frame))
 
     def _take_back_states(self, drafts: Tensor) -> None:
-        """Give rows the states behind what was kept. `drafts`: see `take_back`."""
+        """Give rows the states after their last accepted token. `drafts`: see `take_back`."""
         assert self._pool.states is not None
         for memory in self._pool.states.memory if len(drafts) else ():
             take_back(memory, self._kept, drafts)
 
     def _warm_sampler(self) -> None:
-        """Launch what no bucket does: what some rows ask for, and what steps with drafts need."""
+        """Launch the kernels that no bucket does: for rare sampling settings, and after drafts."""
         self._sampler.warm(
             self._kernels.logits.dtype, self.info.max_rows, self._last, self._tokens, self._kept,
             self._forced, self._verifier,
@@ -397,7 +397,7 @@ class CudaExecutor:
         self._kernels.issue(self._frames.padding(bucket).device, abridged=True)
 
     def _replayed(self, bucket: Bucket) -> None:
-        """What the graph of `bucket` holds."""
+        """Issue what the graph of `bucket` holds."""
         self._kernels.issue(self._frames.graphs(0, bucket).device)
 
     def _resample(
@@ -408,7 +408,7 @@ class CudaExecutor:
         late: bool,
         constrained: Constrained | None = None,
     ) -> Tensor | None:
-        """Sample again the lines that ask for more than a temperature; their log-probabilities."""
+        """Sample again lines that need more than a temperature. Returns their log-probabilities."""
         drafts = None
         if step.lines is not None:
             inputs, lines = frame.host.input_ids.astype(np.int32), frame.host.sampled_lines
@@ -423,6 +423,6 @@ class CudaExecutor:
 
 
 def drafts_of(step: StepRows, frame: StepFrame) -> Tensor:
-    """int32[n, 3] of a step with drafts: the states behind each draft, see `take_back`."""
+    """Return the states of each draft of the step: int32[n, 3], see `take_back`."""
     assert step.lines is not None
     return frame.device.plan["state_drafts"][: int((step.lines - 1).sum())]

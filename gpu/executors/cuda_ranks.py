@@ -1,9 +1,9 @@
 """The CUDA executor as one of several ranks: rank 0 tells what it launches, the others launch the same.
 
-Rank 0 alone guesses and compares; only where the checkpoint's own layer guesses, each has a part of it.
-How many drafts count is known on its device first, where two steps are in flight. So it gives positions
-of a step that follows drafts to the others' devices, and behind drafts of a model with fixed states
-which lines were kept. Each rank keeps its own part of a block of KV in its host memory.
+Rank 0 alone guesses drafts and verifies them; where the checkpoint's own layer guesses, each rank has a
+part of that layer. With two steps in flight, how many drafts were accepted is known on rank 0's device
+first. So its device sends the others the positions of a step that follows drafts, and, for a model with
+fixed states, which lines were kept. Each rank keeps its own part of a block of KV in its host memory.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from ramify.protocol.plan import ExecutorInfo, MovedBlock, StepPlan
 
 
 def ranked(ranks: RankSums, info: ExecutorInfo) -> "partial[RankedTritonOps]":
-    """What makes the operations of an executor."""
+    """Make the constructor of an executor's operations, for one of several ranks."""
     return partial(RankedTritonOps, ranks, info.vocab_size)
 
 
@@ -39,7 +39,7 @@ def cuda_executor(
     model: Decoder, pool: KVPool, info: ExecutorInfo, attention: KernelChoice,
     drafter: DeviceDrafter | None, ranks: Ranks | None, pictures: Pictures | None = None,
 ) -> CudaExecutor:  # fmt: skip
-    """For one rank, or the one of several that this process is."""
+    """Make the executor of this process: of the whole model, or of its rank's part."""
     if ranks is None:
         return CudaExecutor(model, pool, RowTable(info), info, attention, drafter, pictures=pictures)
     if ranks.rank:
@@ -48,7 +48,7 @@ def cuda_executor(
 
 
 class CudaLeader(CudaExecutor):
-    """Rank 0's."""
+    """The CUDA executor of rank 0, which tells the other ranks what it launches."""
 
     def __init__(
         self, ranks: Ranks, model: Decoder, pool: KVPool, table: RowTable, info: ExecutorInfo,
@@ -89,13 +89,13 @@ class CudaLeader(CudaExecutor):
 
 
 class CudaFollower(CudaExecutor, Follower):
-    """Launches rank 0's steps on this rank's part of the model. What it samples nobody reads."""
+    """The CUDA executor of another rank: launches rank 0's steps; what it samples is not read."""
 
     def __init__(
         self, ranks: Ranks, model: Decoder, pool: KVPool, table: MirroredRows, info: ExecutorInfo,
         attention: KernelChoice, drafter: DeviceDrafter | None,
     ) -> None:  # fmt: skip
-        """`drafter`: takes part in what rank 0's runs."""
+        """`drafter`: runs this rank's part of rank 0's drafter."""
         alone = msgspec.structs.replace(info, constrains=False)
         super().__init__(model, pool, table, alone, attention, drafter, make_ops=ranked(ranks, info))
         if self.pages.blocks is not None:

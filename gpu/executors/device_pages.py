@@ -1,7 +1,7 @@
-"""The pages of KV on the device: the tables that say which rows have them, and what moves them.
+"""The page tables on the device, and the moves of pages, blocks and states around a step.
 
 Before a step runs, blocks are saved to host memory, pages copied, blocks loaded, and new entries of the
-tables written. Behind it, rows that sat it out get back the states that they had. This file does not
+page tables written. After it, rows that sat it out get back the states that they had. This file does not
 know the model, nor what a step computes.
 """
 
@@ -18,10 +18,10 @@ from ramify.protocol.plan import ExecutorInfo, StepPlan
 
 
 class DevicePages:
-    """The pages of `pool` that rows of `table` have. Nothing here waits for the device.
+    """The page tables of `table` on the device, over `pool`. Nothing here waits for the device.
 
-    `full`, `windows`: int32[rows + 1, columns], the tables of all layers and of those with windows; one
-    and the same where no layer has a window. The last row is padding's.
+    `full`, `windows`: int32[rows + 1, columns], the page tables of full layers and of those with a
+    window; the same tensor where no layer has a window. The last row is for padding.
     """
 
     def __init__(self, pool: KVPool, table: RowTable, info: ExecutorInfo, device: torch.device) -> None:
@@ -39,10 +39,10 @@ class DevicePages:
     def move(
         self, entry: int, clock: StepClock, plan: StepPlan | ToldStep, tokens: Tensor | None
     ) -> Loaded | None:
-        """Save blocks, copy pages and load blocks, ahead of all that writes a page. Returns what tells,
-        once the step is over, the slots of blocks that could not be loaded.
+        """Save blocks, copy pages and load blocks, before any kernel writes a page.
 
-        `tokens`: int32[slots], copied with the pages.
+        Returns a function that tells, once the step is over, which blocks could not be loaded: see
+        `Loaded`. `tokens`: int32[slots], copied with the pages.
         """
         lost = None
         if self.blocks is not None:
@@ -63,7 +63,7 @@ class DevicePages:
         return lost
 
     def upload(self, entry: int) -> None:
-        """Write what the plan added to the rows' page tables into the ones on the device."""
+        """Copy what the plan added to the rows' page tables to those on the device."""
         if not self._table.updates:
             return
         rows, first, last = np.array(self._table.updates).T
@@ -79,7 +79,7 @@ class DevicePages:
         self._tables.view(-1).index_copy_(0, sent["places"], sent["pages"])
 
     def hold_states(self, entry: int, step: StepRows) -> None:
-        """Give rows that sat the step out the state that they had, in the slot that they were to write.
+        """Copy the state of each row that sat the step out to the slot that the row was to write.
 
         Raises PlanError if one of them ran several tokens: the state before its last one is lost.
         """
@@ -95,6 +95,6 @@ class DevicePages:
         self._pool.states.copy(sent["sources"], sent["targets"])
 
     def close(self) -> None:
-        """Give the host memory of the blocks back."""
+        """Release the blocks' host memory."""
         if self.blocks is not None:
             self.blocks.close()

@@ -1,19 +1,19 @@
-"""An executor without a model: known tokens, and a KV pool that tells when it was corrupted.
+"""An executor without a model: known tokens, and a KV pool that shows when it was corrupted.
 
 Instead of keys and values the fake keeps one 64-bit rolling hash in each slot: the hash at position p
 covers the tokens 0..p. Hashes are read back through the row's page table, so a wrong page, a stale slot
 or one that another request overwrote changes the output. The right output of a request is a pure
 function of its tokens: see `FakeModel.expected`.
 
-Faults, for tests: `faults` makes the KV of chosen tokens "not finite", and with it the KV of all that is
+Faults, for tests: `faults` makes the KV of chosen tokens "not finite", and with it all KV that is
 computed after it on the same pages, and the logits.
 
-With `drafts` rows may run as many guesses: the drafter knows the model, and is right as often as
-`acceptance` says. The slot of a refused draft is scribbled over: whoever reads it finds a broken chain.
+With `drafts` a row may run so many guesses in a step: the drafter knows the model, and is right as often
+as `acceptance` says. The slot of a refused draft is overwritten, so that reading it breaks the chain.
 
 With `state_slots` the model has fixed states too; with `window` and `window_pages` it has layers that
-see so many tokens, and keep them in a pool of their own. `host_blocks` slots in host memory, to and from
-which a block takes `block_seconds`. See `fake_states`.
+see `window` tokens, and keep them in a pool of their own. `host_blocks` is the number of slots in host
+memory; moving a block takes `block_seconds`. See `fake_states`.
 
 With `verify` each step reads the whole chain of each row that it runs (O(length)); without, only
 the last slot, so that a step costs next to nothing. This file does not know torch.
@@ -54,7 +54,7 @@ def _powers(base: int, count: int) -> Hashes:
 
 
 class FakePendingStep:
-    """A step that is done `step_seconds` after the one before it, as on a device."""
+    """A step that is over at `done_at`, in seconds of `perf_counter`, as on a device."""
 
     def __init__(self, result: StepResult, done_at: float, bad: BadLogits | None = None) -> None:
         self._result = result
@@ -74,9 +74,9 @@ class FakePendingStep:
 
 
 class FakeDrafter:
-    """Guesses that are right by chance, a function of what they follow: `acceptance` of them each.
+    """Drafter whose guesses are right with probability `acceptance`, by a hash of what they follow.
 
-    `generous`: the chance that there is one more guess, while fewer were made than were asked for.
+    `generous`: the probability of one more guess, while fewer were made than were asked for.
     """
 
     name = "fake"
@@ -136,12 +136,12 @@ _PICTURES = PictureSettings(
 
 
 class FakeExecutor:
-    """Runs plans on a FakeModel. Rows, checks and the interface are those of the real one.
+    """Executor of a FakeModel. Rows, checks and the interface are those of real executors.
 
     `drafts`: most that a row may have in a step; 0: there is no drafter. `acceptance`, `generous`: see
-    `FakeDrafter`. `line_seconds`: what each line of a step without extends takes beside `step_seconds`.
-    `sees`: pictures may be appended, each 8 to 256 tokens that are all the same. `look_seconds`: what
-    the tower takes for one of them.
+    `FakeDrafter`. `line_seconds`: time of each line of a step without extends, added to `step_seconds`.
+    `sees`: pictures may be appended, each 8 to 256 tokens that are all the same. `look_seconds`: the
+    tower's time for a picture.
     """
 
     def __init__(
@@ -273,26 +273,26 @@ class FakeExecutor:
         states.end(number, before, self.chain_before(rows, ends), spoiled)
 
     def seconds(self, step: StepRows) -> float:
-        """What a step takes."""
+        """Compute how many seconds a step takes."""
         lines = 0 if step.extends else len(step.rows)
         return self._step_seconds + self._line_seconds * lines
 
     def close(self) -> None:
-        """There are no weights to release."""
+        """Release constraints and host memory."""
         self.constraints.close()
         self.blocks.host.close()
 
     def last(self, row: int) -> int:
-        """The last token that the row sampled."""
+        """Return the last token that the row sampled."""
         return int(self._last[row])
 
     def chain_before(self, rows: Ints, positions: Ints) -> Hashes:
-        """The hash of what each row has before its position. uint64[len(rows)]."""
+        """Read the hash of each row's tokens before its position. uint64[len(rows)]."""
         behind = self._chain[self.rows.slots_at(rows, np.maximum(positions - 1, 0))]
         return np.where(positions > 0, behind, np.uint64(0))
 
     def salts(self, rows: Ints, draws: Ints) -> Hashes:
-        """What makes the rows' output tokens of these indices differ. uint64[len(rows)]."""
+        """Compute the salts of output tokens `draws` of `rows`: see `FakeModel`. uint64[len(rows)]."""
         return self.model.salts(self._seeds[rows], draws, self._greedy[rows])
 
     def _run(self, step: StepRows) -> Hashes:
@@ -314,7 +314,7 @@ class FakeExecutor:
         return last
 
     def _decodes(self, step: StepRows) -> Hashes:
-        """A draft reads what the line before it has written: so the first of each row, then the next."""
+        """Run each row's first line, then the second, ..: a draft reads what the one before wrote."""
         rows, starts = step.rows[step.extends :], step.starts[step.extends :]
         tokens = self._last[rows]
         given = step.given != NO_TOKEN
@@ -359,7 +359,7 @@ class FakeExecutor:
         return chain
 
     def _spoil(self, slots: Ints, tokens: npt.NDArray[np.int32], before: bool) -> None:
-        """Which slots of new tokens are not finite. `before`: the one before them is not."""
+        """Mark slots of new tokens that are not finite. `before`: the slot before them is not."""
         if not self.faults:
             self._spoiled[slots] = before
             return
@@ -373,7 +373,7 @@ class FakeExecutor:
         return left > 0
 
     def _intact(self, row: int, length: int) -> bool:
-        """True if each slot's hash follows from the slot before it and its own token."""
+        """Whether each slot's hash follows from the slot before it and its own token."""
         slots = self.rows.slots(row, 0, length)
         chain = self._chain[slots]
         before = np.concatenate([np.zeros(1, dtype=np.uint64), chain[:-1]])
@@ -440,7 +440,7 @@ class FakeExecutor:
         return kept.tobytes()
 
     def _token_logprobs(self, token: int, k: int) -> TokenLogprobs | None:
-        """The sampled token at one half, the ids after it at a quarter, an eighth, ..."""
+        """Make up log-probabilities: the sampled token has 1/2, the ids after it 1/4, 1/8, ..."""
         if not k:
             return None
         ids = [(token + i) % self.model.vocab_size for i in range(k)]

@@ -20,7 +20,7 @@ FACTOR = 0x9E3779B97F4A7C15  # odd, hence invertible modulo 2**64: prefix sums w
 
 
 def mix(x: Hashes) -> Hashes:
-    """The finaliser of splitmix64 (Steele et al. 2014), element by element."""
+    """Apply the finaliser of splitmix64 (Steele et al. 2014) to each element."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -28,7 +28,7 @@ def mix(x: Hashes) -> Hashes:
 
 @dataclass(frozen=True, slots=True)
 class FakeModel:
-    """Which token follows which tokens.
+    """A function from all tokens so far to the next one.
 
     `eos_every`: about one in so many tokens is `eos`; 0: none ever is. `first`: the lowest token
     that is ever sampled, so that a test can keep clear of special tokens.
@@ -44,7 +44,7 @@ class FakeModel:
         return chain * np.uint64(FACTOR) + mix(tokens + np.uint64(1))
 
     def choose(self, chain: Hashes, salts: Hashes) -> npt.NDArray[np.int32]:
-        """The token that follows each chain. Salts are 0 for greedy requests. int32[N]."""
+        """Choose the token that follows each chain. Salts are 0 for greedy requests. int32[N]."""
         mixed = mix(chain ^ salts)
         tokens = (mixed % np.uint64(self.vocab_size - self.first)).astype(np.int32) + np.int32(
             self.first
@@ -58,7 +58,7 @@ class FakeModel:
     def choose_among(
         self, chain: Hashes, salts: Hashes, legal: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.int32]:
-        """The `legal` [N, vocabulary] token that follows each chain; NO_TOKEN: there is none."""
+        """Choose one of the `legal` [N, vocabulary] tokens for each chain; NO_TOKEN: there is none."""
         mixed = mix(chain ^ salts)
         counts = legal.sum(axis=1)
         nth = (mixed % np.maximum(counts, 1).astype(np.uint64)).astype(np.int64)
@@ -66,14 +66,14 @@ class FakeModel:
         return np.where(counts > 0, tokens, np.int32(NO_TOKEN))
 
     def scores(self, chain: Hashes, targets: Hashes) -> npt.NDArray[np.float32]:
-        """The log-probability of each target behind its chain: -15 to 0. float32[K]."""
+        """Compute the log-probability of each target after its chain, -15 to 0. float32[K]."""
         mixed = mix(self.advance(chain, targets)) >> np.uint64(48)
         return -(mixed.astype(np.float32) / np.float32(4369.0))
 
     def likely(
         self, chain: Hashes, most: int
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """`most` tokens that pass as the likely ones behind each chain, best first, and their scores."""
+        """Choose the `most` likely tokens after each chain, best first. Returns also their scores."""
         first: Hashes = mix(chain)[:, None] % np.uint64(self.vocab_size)
         tokens: Hashes = (first + np.arange(most).astype(np.uint64)) % np.uint64(self.vocab_size)
         scores = self.scores(chain.repeat(most), tokens.ravel()).reshape(tokens.shape)
@@ -86,7 +86,7 @@ class FakeModel:
     def expected_scores(
         self, tokens: Sequence[int], places: Sequence[int], targets: Sequence[int]
     ) -> list[float]:
-        """What `Submit` of a branch of `tokens` is told of these targets behind these places."""
+        """Compute the scores of `targets` after `places` of `tokens`, as `Submit` asks for them."""
         chains: list[np.uint64] = []
         chain: Hashes = np.zeros(1, dtype=np.uint64)
         for token in tokens:
@@ -97,7 +97,7 @@ class FakeModel:
         return scores
 
     def salts(self, seeds: Ints, draws: Ints, greedy: npt.NDArray[np.bool_]) -> Hashes:
-        """What makes a sampled request differ: a function of its seed and output index."""
+        """Hash seed and output index of each sampled request; 0 for greedy ones."""
         salts = mix(mix(seeds.astype(np.uint64) + np.uint64(1)) + draws.astype(np.uint64)) | np.uint64(1)
         salts[greedy] = 0
         return salts
@@ -110,9 +110,9 @@ class FakeModel:
         sampling: SamplingParams | None = None,
         sampled: int = 0,
     ) -> list[int]:
-        """The n tokens that follow `tokens`; fewer if one of `eos` comes (it is the last then).
+        """Compute the n tokens that follow `tokens`; fewer if one of `eos` comes (it is the last then).
 
-        `sampling`: greedy if left out. `sampled`: outputs that stand in `tokens` already.
+        `sampling`: None: greedy. `sampled`: how many of `tokens` are outputs already.
         """
         greedy = sampling is None or sampling.greedy
         seed = np.array([0 if sampling is None else sampling.seed])

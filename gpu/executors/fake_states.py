@@ -3,9 +3,9 @@
 A state slot holds the hash of all tokens that its state stands for, a window page that of the tokens up
 to its position.
 
-A row that reads another state than that of just its own tokens breaks its plan, so a slot that was given
-away, overwritten or taken at a wrong position ends the step with a name. A state that was computed from
-KV that is not finite is not finite either, and spoils what is computed behind it.
+A row that reads a state of other tokens than its own raises PlanError, so a slot that was given away,
+overwritten or taken at a wrong position is named. A state that was computed from KV that is not finite
+is not finite either, and spoils what is computed after it.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Hashes = npt.NDArray[np.uint64]
 
 
 class FakeStates:
-    """`slots` state slots, and slot 0, which stands for no token."""
+    """The state slots: `slots` of them, and slot 0, which stands for no token."""
 
     def __init__(self, slots: int, max_rows: int) -> None:
         self._hashes: Hashes = np.zeros(slots + 1, dtype=np.uint64)
@@ -35,7 +35,7 @@ class FakeStates:
         self._targets: Ints = self._rows
 
     def begin(self, plan: StepPlan) -> None:
-        """`plan`: has a pair for each row, and none overwrites another: the row table saw to that."""
+        """Take the plan's pairs of slots, which `RowTable` has checked: one a row, none overwritten."""
         pairs = np.frombuffer(plan.states, dtype=np.int32).astype(np.int64).reshape(-1, 2)
         decodes = np.frombuffer(plan.decodes, dtype=np.int32).astype(np.int64)
         extends = np.array([extend.row for extend in plan.extends], dtype=np.int64)
@@ -45,11 +45,11 @@ class FakeStates:
         self._spoils[self._rows] = self._spoiled[self._sources]
 
     def spoils(self, rows: Ints) -> npt.NDArray[np.bool_]:
-        """Which of `rows` begin this step from a state that is not finite."""
+        """Tell which of `rows` begin this step from a state that is not finite: bool[len(rows)]."""
         return self._spoils[rows]
 
     def starts(self, step: StepRows, lengths: Ints) -> Ints:
-        """The position at which each of the plan's rows begins; `lengths`: of rows that sit it out."""
+        """Find where each of the plan's rows begins; `lengths`: where those do that sit it out."""
         starts = lengths[self._rows]
         lines = zip(step.rows.tolist(), step.starts.tolist(), strict=True)
         found = dict(reversed(list(lines)))  # a row's drafts stand behind it
@@ -59,7 +59,7 @@ class FakeStates:
 
     @property
     def arrays(self) -> list[npt.NDArray[Any]]:
-        """What each slot holds."""
+        """The arrays of the slots: hash, and whether it is spoiled."""
         return [self._hashes, self._spoiled]
 
     @property
@@ -68,7 +68,10 @@ class FakeStates:
         return self._rows
 
     def end(self, number: int, before: Hashes, after: Hashes, spoiled: npt.NDArray[np.bool_]) -> None:
-        """`before`, `after`: the hashes of what each row has had and has now. Raises PlanError."""
+        """Check what the rows read and store what they write.
+
+        `before`, `after`: hashes of each row's tokens before and after the step. Raises PlanError.
+        """
         wrong = self._hashes[self._sources] != before
         if wrong.any():
             row, slot = self._rows[wrong][0], self._sources[wrong][0]
@@ -78,8 +81,8 @@ class FakeStates:
 
 
 class FakeWindows:
-    """`pages` window pages. A row that reads other KV than its own breaks its plan: a page was freed,
-    given away, or overwritten while the window still reached it.
+    """The `pages` window pages. A row that reads other KV than its own raises PlanError: a page was
+    freed, given away, or overwritten while the window still reached it.
     """
 
     def __init__(self, window: int, pages: int) -> None:
@@ -88,11 +91,14 @@ class FakeWindows:
 
     @property
     def arrays(self) -> list[npt.NDArray[Any]]:
-        """What each page holds."""
+        """The array of the pages: a hash each."""
         return [self._hashes]
 
     def run(self, number: int, step: StepRows, rows: RowTable, chain: Hashes) -> None:
-        """All that is written, then all that is read. `chain`: of the slots of other layers."""
+        """Write all pages of the step, then check those that it reads. Raises PlanError.
+
+        `chain`: the hashes of the full layers' slots.
+        """
         spans = list(zip(step.rows.tolist(), step.starts.tolist(), step.counts.tolist(), strict=True))
         for row, start, count in spans:
             pages = rows.windows[row, start : start + count]
@@ -107,10 +113,9 @@ class FakeWindows:
 
 
 class FakeBlocks:
-    """`count` slots for what up to `BLOCK` tokens have in `arrays`, whose first axis counts KV slots.
+    """`count` slots in host memory, each for `BLOCK` tokens of `arrays`, whose first axis is KV slots.
 
-    Each part of one of the `states` has all of it.
-    `flipped`: slots whose bytes are not what was saved any more, for tests.
+    Each part of a state holds the whole state. `flipped`: slots whose bytes count as damaged, for tests.
     """
 
     def __init__(
@@ -139,7 +144,7 @@ class FakeBlocks:
             self.flipped.discard(block.slot)
 
     def load(self, blocks: Sequence[MovedBlock]) -> list[int]:
-        """The slots of blocks that are not what was saved."""
+        """Load blocks. Returns the slots of those that are not what was saved."""
         lost: list[int] = []
         for block in blocks:
             own, at = self.host.blocks[block.slot], 0

@@ -1,6 +1,6 @@
-"""The fake executor's tower: it looks at nothing, and takes its time.
+"""The fake executor's vision tower: takes time, and encodes nothing.
 
-Knows no pixels. What it checks is what the real one relies on: nothing is looked at twice or forgotten
+It knows no pixels. It checks what the real tower relies on: no picture is encoded twice or forgotten
 twice, and no step shows a picture that is not kept.
 """
 
@@ -19,7 +19,7 @@ _SIGN_SECONDS = 1.0
 
 class FakeTower:
     def __init__(self, seconds: float) -> None:
-        """`seconds`: for each picture, one after the other; inf: it hangs."""
+        """`seconds`: time of each picture, one after another; inf: the tower hangs."""
         self._seconds = seconds
         self._under_way: deque[tuple[float, bytes]] = deque()  # when it is ready
         self.kept: set[bytes] = set()
@@ -61,7 +61,7 @@ class FakeTower:
         return PicturesSeen(keys, failed, "it is a fault" if failed else "", layers)
 
     def check(self, step: StepRows, pictures: Mapping[int, Sequence[PlacedPicture]]) -> None:
-        """Raises PlanError where the step shows a picture that is not kept."""
+        """Check the pictures of a step. Raises PlanError if it shows one that is not kept."""
         for row, start, count in zip(step.rows, step.starts, step.counts, strict=True):
             for each in pictures.get(int(row), ()):
                 if each.start < start + count and start < each.stop and each.key not in self.kept:

@@ -1,7 +1,7 @@
-"""The ranks beside rank 0: they run the model on their part of it, and decide nothing.
+"""The ranks beside rank 0: each runs its part of the model, and decides nothing.
 
-Rank 0 alone knows plans, constraints, drafts and samplers. It tells the others once a step what runs:
-the rows, what changed in their page tables, what is copied. So ranks are equal by construction.
+Rank 0 alone knows plans, constraints, drafts and samplers. Once a step it sends the others what runs:
+the rows, the changes of their page tables, the copies. So all ranks do the same by construction.
 """
 
 from collections.abc import Callable
@@ -49,8 +49,8 @@ _Pages = list[tuple[int, int, bytes, bytes]]  # what page tables got: row, first
 
 
 class ToldPass(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """Of the checkpoint's own layer, which guesses: it runs `extends` rows of `step`, or, without these,
-    so many `lines` are given to the head.
+    """A pass of the checkpoint's own draft layer: it runs `step`, of whose rows `extends` are extends;
+    without a step the head runs on `lines` lines.
     """
 
     step: _Arrays | None
@@ -60,10 +60,10 @@ class ToldPass(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
 
 class ToldStep(msgspec.Struct, array_like=True, frozen=True, tag=0):
-    """What runs. `copies`: pages, and where they are copied to.
+    """A step as rank 0 sends it. `copies`: pages, and where they are copied to.
 
-    `states`: slots that are copied ahead of it, what the step before left. `late`: positions are right
-    on rank 0's device alone.
+    `states`: slots, and where they are copied to before the step: left over from the step before.
+    `late`: positions are right on rank 0's device alone.
     """
 
     step: _Arrays
@@ -80,7 +80,7 @@ class ToldStep(msgspec.Struct, array_like=True, frozen=True, tag=0):
     def of(
         cls, plan: StepPlan, step: StepRows, table: RowTable, states: list[Tensor], late: bool = False
     ) -> "ToldStep":
-        """`table`: as the plan left it."""
+        """Pack a step. `table`: as the plan left it."""
         return cls(
             _packed(step),
             step.extends,
@@ -121,7 +121,7 @@ def _packed(of: StepRows | Scored) -> _Arrays:
 
 
 def _unpacked(of: type[StepRows] | type[Scored], arrays: _Arrays) -> dict[str, Any]:
-    """Views of the memory of `arrays`, which torch may write to."""
+    """Unpack the fields of `of` by name, as views of the memory of `arrays`, which is writable."""
     found, counts = {}, iter(arrays[0])
     for (kind, names), data in zip(_NAMES[of], arrays[1:], strict=True):
         numbers, at = np.frombuffer(data, kind), 0
@@ -134,7 +134,7 @@ def _unpacked(of: type[StepRows] | type[Scored], arrays: _Arrays) -> dict[str, A
 
 
 class RankTold:
-    """Rank 0's part of it."""
+    """Rank 0's side: sends steps to the other ranks, and gathers what they could not load."""
 
     def __init__(self, ranks: Ranks, table: RowTable) -> None:
         self.ranks, self._table = ranks, table
@@ -142,19 +142,19 @@ class RankTold:
         self.states: list[Tensor] = []  # slots that the step under way copies, and where to
 
     def tell(self, plan: StepPlan, step: StepRows, late: bool = False) -> None:
-        """Before rank 0 runs it."""
+        """Send a step, before rank 0 runs it."""
         told = ToldStep.of(plan, step, self._table, self.states, late)
         self.states = []
         self.ranks.ring.put(self._encoder.encode(told))
 
     def tell_pass(self, step: StepRows | None, lines: int) -> None:
-        """See `ToldPass`. Before rank 0 runs it."""
+        """Send a pass, before rank 0 runs it: see `ToldPass`."""
         packed, extends = (None, 0) if step is None else (_packed(step), step.extends)
         told = ToldPass(packed, extends, lines, _pages(self._table))
         self.ranks.ring.put(self._encoder.encode(told))
 
     def lost(self, found: list[int], asked: list[MovedBlock]) -> list[int]:
-        """Slots of blocks that some rank could not load; `found`: by this one."""
+        """Gather the slots of blocks that some rank could not load. `found`: those of this rank."""
         return lost_slots(self.ranks, found, asked)
 
     def close(self) -> None:
@@ -162,17 +162,17 @@ class RankTold:
 
 
 def lost_slots(ranks: Ranks, found: list[int], asked: list[MovedBlock]) -> list[int]:
-    """Of `asked`, what some rank could not load. All ranks call it."""
+    """Gather the slots of `asked` that some rank could not load. All ranks call this."""
     slots = [block.slot for block in asked]
     whole = ranks.least([slot not in found for slot in slots])
     return [slot for slot, kept in zip(slots, whole, strict=True) if not kept]
 
 
 class MirroredRows(RowTable):
-    """Rank 0's page tables."""
+    """A copy of rank 0's page tables."""
 
     def put(self, told: ToldStep | ToldPass) -> None:
-        """Take over what is told of them, `updates` and `copies` too."""
+        """Take over the changes that rank 0 sent, `updates` and `copies` too."""
         self.updates, self.copies = [], None
         if isinstance(told, ToldStep) and told.copies:
             sources, targets = (np.frombuffer(pages, dtype=np.int64) for pages in told.copies)
@@ -190,7 +190,7 @@ class MirroredRows(RowTable):
 
 
 class TorchFollower(Follower):
-    """Runs rank 0's steps on this rank's part of `model`. Has no rows, and gives no results."""
+    """Follower on torch: runs rank 0's steps on this rank's part of `model`, without results."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class TorchFollower(Follower):
         ranks: Ranks,
         passes: MtpPasses | None = None,
     ) -> None:
-        """`table` is the one that `attention` reads page tables from. `passes`: rank 0 guesses so."""
+        """`table`: the one that `attention` reads. `passes`: this rank's part of rank 0's drafter."""
         self.info, self.counters = info, Counters()
         self._model, self._pool, self._ranks = model, pool, ranks
         self._table, self._attention = table, attention
@@ -224,7 +224,7 @@ class TorchFollower(Follower):
                 self._run(self._decoder.decode(message))
 
     def close(self) -> None:
-        """Again: no change."""
+        """Leave the group of ranks. Idempotent."""
         self._ranks.close()
 
     def _run(self, told: ToldStep | ToldPass) -> None:

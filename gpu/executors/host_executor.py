@@ -49,7 +49,7 @@ class DoneStep:
 
 
 class HostExecutor(ABC, Generic[Output]):
-    """Runs plans over the pages of `pool` in `table`, a step at a time. `device`: the model's."""
+    """Base of executors that compute a step within `launch`, over the pages of `pool` in `table`."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class HostExecutor(ABC, Generic[Output]):
         others: RankTold | None = None,
         pictures: Pictures | None = None,
     ) -> None:
-        """`others`: the ranks beside this one, which hold parts of the model and the pool too."""
+        """`device`: the model's. `others`: the other ranks, which hold parts of model and pool."""
         self.info = info
         self._others = others
         self.tower = pictures
@@ -118,7 +118,7 @@ class HostExecutor(ABC, Generic[Output]):
         return step, logits
 
     def close(self) -> None:
-        """Release what the executor holds. Again: no change. Nothing else may be called afterwards."""
+        """Release what the executor holds. Idempotent. No other call may follow."""
         if not self._closed:
             self._closed = True
             if self._others is not None:
@@ -135,7 +135,7 @@ class HostExecutor(ABC, Generic[Output]):
 
     @abstractmethod
     def _release(self) -> None:
-        """Let go of the model and of what runs it."""
+        """Release the model and its operations."""
 
     @abstractmethod
     def _compute(self, step: StepRows) -> Output:
@@ -145,35 +145,35 @@ class HostExecutor(ABC, Generic[Output]):
     def _sample(
         self, step: StepRows, output: Output, drafts: Ints | None, masks: Masks | None
     ) -> tuple[Ints, Logprobs]:
-        """int64[S], NO_TOKEN where logits are not finite; what was asked about them, empty: nothing.
+        """Sample int64[S], NO_TOKEN where logits are not finite. Returns also the log-probabilities.
 
         `drafts`, `masks`: see `Sampler.sample`.
         """
 
     @abstractmethod
     def _logits(self, step: StepRows, output: Output) -> Tensor:
-        """float32[S, vocabulary], which the next step leaves as they are."""
+        """Compute float32[S, vocabulary], which the next step does not overwrite."""
 
     @abstractmethod
     def _logits_at(self, lines: Tensor, output: Output) -> Tensor:
-        """float32[L, vocabulary] of `lines` [L] of the step's tokens. Called when all is sampled."""
+        """Compute float32[L, vocabulary] of `lines` [L] of the step's tokens, after all is sampled."""
 
     @abstractmethod
     def _set_last(self, rows: Ints, tokens: Ints) -> None:
-        """What `rows` [R] run next: `tokens` [R]."""
+        """Let `rows` [R] run `tokens` [R] next."""
 
     def _end(self) -> None:
-        """What is left to do when all of a step is computed."""
+        """Clean up when all of a step is computed."""
         return
 
     def _busy_us(self) -> int:
-        """See `StepResult`; of the step under way."""
+        """Measure `StepResult.busy_us` of the step under way."""
         return 0
 
     # --- what all do ---
 
     def _begin(self, plan: StepPlan) -> StepRows:
-        """Apply the plan: what it runs."""
+        """Apply the plan. Returns what it runs."""
         step = self.drafts.begin(plan)
         if self._others is not None:
             self._others.tell(plan, step)
@@ -200,7 +200,7 @@ class HostExecutor(ABC, Generic[Output]):
         return step
 
     def _sampled(self, step: StepRows, output: Output) -> tuple[AcceptedTokens, Ints, Logprobs, bytes]:
-        """What the rows get, the tokens, what was asked about them, and which were forced."""
+        """Sample. Returns what was accepted, the tokens, their log-probabilities, which were forced."""
         if not len(step.sampling):
             return AcceptedTokens(step.sampling > 0, step.sampling), step.sampling, [], b""
         rows = step.rows[step.sampling]
@@ -220,10 +220,10 @@ class HostExecutor(ABC, Generic[Output]):
         return accepted, tokens, logprobs, forced
 
     def _keep_states(self, step: StepRows, accepted: AcceptedTokens) -> None:
-        """Give rows the state behind what was accepted, in the slot that they were to write; those that
-        sat the step out the one that they had.
+        """Copy to the slot that each row was to write the state after its last accepted token, or, of a
+        row that sat the step out, the state that it had.
 
-        Raises PlanError if one of these ran several tokens: the state before its last one is lost.
+        Raises PlanError if one of the latter ran several tokens: the state before its last one is lost.
         """
         if step.states is None or self._pool.states is None:
             return

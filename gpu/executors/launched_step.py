@@ -1,7 +1,7 @@
-"""A step that runs on the device, and what becomes of it on the host.
+"""A step that runs on the device, and its result on the host.
 
-Its results lie in an entry of a ring of pinned memory, which a later step uses again: `settle` copies
-them out. Knows neither the model nor how the step was launched.
+Results arrive in an entry of a ring of pinned memory, which a later step uses again: `settle` copies
+them out. This file knows neither the model nor how the step was launched.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ from ramify.protocol.plan import STUCK, StepResult, pack
 
 @dataclass(slots=True)
 class DraftedLines:
-    """Which of a step's S lines belong to which of the R rows that sample.
+    """The drafts of a step: its S lines by the R rows that sample, and which of them are output.
 
-    The lines of a row follow each other; `kept` of them are output, the first ones.
+    The lines of a row follow each other, and the first ones are output.
     """
 
     lines: Ints  # [R] 1 + drafts
@@ -38,7 +38,7 @@ class DraftedLines:
 
 @dataclass(slots=True)
 class Obeyed:
-    """What constraints have to do with a step's S lines."""
+    """The constraints of a step's S lines."""
 
     lines: Ints  # which have one
     forced: Int32s  # [>= S] 1 where one token only was legal, of the ring entry
@@ -46,7 +46,7 @@ class Obeyed:
     stuck: dict[int, str]  # lines on which nothing is legal, ascending, and why
 
     def told(self, tokens: Int32s) -> Int32s:
-        """`tokens` with STUCK where the constraint is to blame that there is none."""
+        """Return `tokens` with STUCK where there is none because the constraint allows none."""
         if not self.stuck:
             return tokens
         tokens, lines = tokens.copy(), np.array(list(self.stuck))
@@ -56,7 +56,7 @@ class Obeyed:
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """What a step was launched with, and where its results arrive."""
+    """A step under way: what it was launched with, and where its results arrive."""
 
     number: int
     step: StepRows
@@ -95,7 +95,7 @@ class LaunchedStep:
         return self._elapsed_us
 
     def _reasons(self) -> list[str]:
-        """Why rows are stuck, in the order of their tokens."""
+        """List why rows are stuck, in the order of their tokens."""
         if self.constrained is None:
             return []
         found = self.constrained.stuck.items()

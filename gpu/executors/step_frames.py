@@ -1,7 +1,7 @@
-"""Lays out steps of the CUDA executor, each in a frame of pinned memory that is sent in one copy.
+"""The layout of the CUDA executor's steps, each in a frame of pinned memory that is sent in one copy.
 
-A step that a graph holds is padded to the graph's bucket, and its frame never moves. Any other has a
-frame of its own size. This file does not know the model, nor how a step is launched.
+A step that a graph holds is padded to the graph's bucket, and its frame never moves. Any other step has
+a frame of its own size. This file does not know the model, nor how a step is launched.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ from ramify.protocol.plan import ExecutorInfo, OpenRow
 
 
 class StepFrames:
-    """`largest`: the largest buckets of graphs. `states`: the model has layers with fixed states."""
+    """Maker of frames. `largest`: the largest buckets of graphs. `states`: layers have fixed states."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class StepFrames:
         self._extras = Upload(device)
 
     def opened(self, rows: Iterable[OpenRow]) -> None:
-        """Note by how much the pictures of rows that a plan opens shift their positions."""
+        """Note by how much the pictures of newly opened rows shift their positions."""
         for opened in rows:
             self._shifts[opened.row] = sum(each.shift for each in opened.pictures)
 
@@ -65,7 +65,7 @@ class StepFrames:
         return frame
 
     def tailored(self, entry: int, step: StepRows, late: bool) -> StepFrame:
-        """Upload the step as large as it is."""
+        """Upload the step in a frame of its own size."""
         bucket = tailored(step, self._attention.static_extends and self._cuda)
         bucket, plan = self._plan(step, bucket, captured=False)
         room = plan | self._turns_room(bucket)
@@ -83,7 +83,7 @@ class StepFrames:
         return frame
 
     def graphs(self, entry: int, bucket: Bucket) -> StepFrame:
-        """Where the graph of `bucket` reads its step, through ring entry `entry`."""
+        """Find or make the frame from which the graph of `bucket` reads, of ring entry `entry`."""
         frame = self._frames.get((entry, bucket))
         if frame is None:
             fields = layout(bucket, self._room(bucket))
@@ -92,8 +92,7 @@ class StepFrames:
         return frame
 
     def _plan(self, step: StepRows, bucket: Bucket, captured: bool) -> tuple[Bucket, Plan]:
-        """The attention's and the states' part of a step, and the bucket: grouped if decodes share keys,
-        drafted."""
+        """Plan attention and states. Returns the bucket, grouped or drafted if it is, and the plan."""
         plan = self._attention.plan(step, bucket, captured)
         if plan and not step.extends:
             drafted = step.lines is not None
@@ -101,13 +100,13 @@ class StepFrames:
         return bucket, plan | state_tables(step, bucket, self._state_slots + 1)
 
     def _room(self, bucket: Bucket) -> Plan:
-        """Zeros, as large as such a part can be."""
+        """Make a plan of zeros, as large as one of `bucket` can be."""
         room = self._attention.room(bucket)
         room = room | state_room(bucket) if self._has_states else room
         return room | self._turns_room(bucket)
 
     def _turns_room(self, bucket: Bucket) -> Plan:
-        """Where it is said how tokens of a model that sees pictures turn."""
+        """Make zeros for the three positions of each token, where the model has M-RoPE."""
         if self._tower is None or not self._tower.turned:
             return {}
         return {MOVED_TURNS: np.zeros((3, bucket.lines), dtype=np.int32)}

@@ -1,6 +1,6 @@
-"""The kernels of a step on a GPU: the model, its sampler of temperatures alone, and scores of targets.
+"""The kernels of a step on a GPU: the model, the sampler by temperature, and scores of targets.
 
-A CUDA graph can hold all that is issued here, but for the scores. Nothing waits for the device. This
+A CUDA graph can hold all that is issued here, except the scores. Nothing waits for the device. This
 file does not know plans, nor how the inputs came to the device.
 """
 
@@ -26,7 +26,7 @@ from ramify.protocol.plan import ExecutorInfo
 
 
 class StepKernels:
-    """Runs `model` by `ops`. `tokens`: int32[lines], where the token of each line that samples goes."""
+    """Issuer of the kernels. `tokens`: int32[lines], gets the token of each line that samples."""
 
     def __init__(
         self,
@@ -71,13 +71,16 @@ class StepKernels:
         return final
 
     def logits_of(self, final: LazyStream, lines: Tensor | None, count: int) -> Tensor:
-        """[count, vocabulary] of `lines` of the model's output (None: of all), where all logits go."""
+        """Compute the logits [count, vocabulary] of `lines` (None: all) of the model's output.
+
+        They are a view of `logits`, which the next step overwrites.
+        """
         if not count:
             return self.logits[:0]
         return self.model.logits(final, lines, self._ops, self.logits[:count])
 
     def score(self, entry: int, scored: Scored, final: LazyStream) -> Tensor:
-        """int32, the bits of `scoring.score`. What was sampled from is overwritten."""
+        """Score the targets: the bits of `scoring.score` as int32. Overwrites the step's logits."""
 
         def logits_of(lines: Tensor) -> Tensor:
             return self.logits_of(final, lines, len(lines))
@@ -86,14 +89,14 @@ class StepKernels:
         return score(scored, views, logits_of, self.slice).view(torch.int32)
 
     def score_padding(self, lines: int) -> None:
-        """Score as a step would that has targets at so many positions."""
+        """Score padding as a step would that has targets at `lines` positions."""
         places = np.arange(lines)
         scored = Scored(places, places, np.zeros(lines, dtype=np.int32), places, 0 * places)
         self.score(0, scored, self._ops.blank(lines))
 
 
 def layer_sizes(model: Decoder, products: Products) -> LayerSizes:
-    """The sizes and abilities by which `tilings` chooses kernels for the model's products."""
+    """Collect the sizes and abilities by which `tilings` chooses kernels for the model's products."""
     config, attention = model.config, model.config.attention
     tried = products.follows_tilings and model.dtype == torch.bfloat16  # else Gluon is never chosen
     return LayerSizes(

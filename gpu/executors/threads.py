@@ -1,4 +1,4 @@
-"""On how many CPU threads a step runs: on all of them, or on half while the machine is crowded.
+"""The choice between all CPU threads for a step and half of them, while the machine is crowded.
 
 A parallel region ends when its slowest thread does. If other processes use the cores, a thread that is
 not running holds up the others, which spin meanwhile. A step of a small model has hundreds of such
@@ -6,7 +6,7 @@ regions. On 2 cores with a load of 6, a decode step of a 30M model took 50 to 80
 10 ms on one; on the idle machine 4.6 and 5.8 ms. Making OpenMP sleep instead of spin costs more than
 half the speed where the machine is idle. So the two numbers of threads are timed against each other.
 The faster one is used, and the other one is tried now and then, less and less often while it loses.
-Steps of about the same number of tokens are compared, three at a time: one alone may have compiled
+Steps of about the same number of tokens are compared, three at a time: a single one may have compiled
 kernels for a new size, or have been held up.
 
 Pure; it knows neither torch nor clocks.
@@ -23,9 +23,9 @@ _CLIP = 4.0  # times the mean: what one time counts at most
 
 @dataclass(slots=True)
 class _Class:
-    """Steps of one size. `seconds` by number of threads; `wait`: steps to the next trial.
+    """The times of steps of one size. `seconds`: by number of threads; `wait`: steps to the next trial.
 
-    `samples`: what the trial under way has found so far.
+    `samples`: times of the trial under way.
     """
 
     seconds: dict[int, float] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class _Class:
 
 
 class ThreadChoice:
-    """Chooses between `most` threads and half of them. Call `take` and `note` for every step."""
+    """Chooser between `most` threads and half of them. Call `take` and `note` for every step."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -43,7 +43,7 @@ class ThreadChoice:
         self._classes: dict[int, _Class] = {}
 
     def take(self, tokens: int) -> int:
-        """Threads for a step of so many tokens."""
+        """Choose the number of threads for a step of so many tokens."""
         if tokens > LARGEST or self._fewer == self._most:
             return self._most
         steps = self._classes.setdefault(tokens.bit_length(), _Class())
@@ -54,7 +54,7 @@ class ThreadChoice:
         return best if steps.wait > 0 else self._most + self._fewer - best
 
     def note(self, tokens: int, threads: int, seconds: float) -> None:
-        """The step took so long."""
+        """Note how long a step took."""
         if tokens > LARGEST or self._fewer == self._most:
             return
         steps = self._classes[tokens.bit_length()]

@@ -1,7 +1,7 @@
-"""The executor that runs a decoder on torch: the CPU's, and the reference for CUDA.
+"""The executor that runs a decoder on torch: on CPUs, and as the reference for CUDA.
 
 rows -> inputs -> decoder -> sampler, one step at a time. Sampled tokens stay in a tensor on the
-device, where the next step reads its inputs. It does not know files; see `load`.
+device, where the next step reads its inputs. This file does not know checkpoints; see `load`.
 """
 
 import time
@@ -32,9 +32,9 @@ _Output = tuple[ResidualStream, Tensor | None]  # and the lines of it that sampl
 
 
 class TorchExecutor(HostExecutor[_Output]):
-    """Runs plans on `model` over `pool`. `table` is the one that `attention` reads page tables from.
+    """Executor of `model` on torch over `pool`. `table`: that from which `attention` reads page tables.
 
-    `make_ops`: what the model's operations run on.
+    `make_ops`: makes the model's operations.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class TorchExecutor(HostExecutor[_Output]):
         pictures: Pictures | None = None,
         others: RankTold | None = None,
     ) -> None:
-        """`others`: this is rank 0 of those that run the model."""
+        """`others`: the other ranks, if this is rank 0 of several."""
         if others is not None:
             make_ops = partial(RankedTorchOps, others.ranks, info.vocab_size)
         super().__init__(table, info, drafter, pool, model.device, others, pictures)
@@ -113,5 +113,5 @@ class TorchExecutor(HostExecutor[_Output]):
 
 
 def plan_tokens(plan: StepPlan) -> int:
-    """Tokens that the plan runs, drafts left out."""
+    """Count the tokens that the plan runs, without the decodes' drafts."""
     return (len(plan.decodes) + sum(len(extend.tokens) for extend in plan.extends)) // 4

@@ -23,10 +23,10 @@ _MOST_RUNS = 32
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Room for `extended` tokens in at most `runs` extends, for `decodes`, and to sample `sampling`.
+    """A step's size: `extended` tokens in at most `runs` extends, `decodes`, `sampling` lines.
 
-    Without extends every line samples. `grouped`: decodes alone, some of which share keys. `drafted`:
-    decodes alone, several of which may be of one row.
+    Without extends every line samples. `grouped`: decodes alone, some of which share a prefix.
+    `drafted`: decodes alone, several of which may be of one row.
     """
 
     extended: int
@@ -42,17 +42,17 @@ class Bucket:
 
 
 def decode_buckets(max_rows: int) -> list[Bucket]:
-    """Sizes of steps of decodes, from small to `max_rows`, dense where padding costs most."""
+    """List the sizes of steps of decodes, from small to `max_rows`, dense where padding costs most."""
     sizes = [1, 2, 4, *range(8, 33, 8), *range(48, 257, 16), *range(320, max_rows, 64)]
     sizes = [size for size in sizes if size < max_rows] + [max_rows]
     return [Bucket(0, 0, size, size) for size in sizes]
 
 
 def mixed_buckets(max_rows: int, longest: int) -> list[Bucket]:
-    """Sizes of steps with extends of up to `longest` tokens, alone or beside decodes.
+    """List the sizes of steps with extends of up to `longest` tokens, alone or beside decodes.
 
-    `runs` is bounded: each run may end in a tile of its own, and empty tiles cost time. From few lines
-    to many.
+    From few lines to many. `runs` is bounded: each run may end in a tile of its own, and empty tiles
+    cost time.
     """
     decodes = [count for count in _DECODES if count < max_rows] + [max_rows]
     extended = [size for size in _EXTENDED if size <= longest]
@@ -64,7 +64,7 @@ def mixed_buckets(max_rows: int, longest: int) -> list[Bucket]:
 
 
 class BucketTable:
-    """Finds the smallest bucket for a step, a plain one."""
+    """The plain buckets of graphs, searched for the smallest that holds a step."""
 
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         self._groups: dict[int, list[Bucket]] = {}  # by `extended`, each in the order of `decodes`
@@ -76,7 +76,7 @@ class BucketTable:
         }
 
     def find(self, step: StepRows) -> Bucket | None:
-        """None if no bucket holds the step."""
+        """Find the smallest bucket that holds the step; None: there is none."""
         decodes = len(step.rows) - step.extends
         for extended, group in self._groups.items():
             fits = extended == 0 if step.extends == 0 else extended >= len(step.tokens)
@@ -89,7 +89,7 @@ class BucketTable:
 
 
 def tailored(step: StepRows, padded: bool) -> Bucket:
-    """A bucket that fits this step alone. `padded`: its extends are padded to a multiple of 16 lines."""
+    """Make a bucket of just this step's size. `padded`: extends are padded to a multiple of 16 lines."""
     extended = len(step.tokens)
     if padded:
         extended = -(-extended // _ROUND) * _ROUND
@@ -97,7 +97,7 @@ def tailored(step: StepRows, padded: bool) -> Bucket:
 
 
 def largest(max_rows: int, step_tokens: int) -> Bucket:
-    """The largest step that there can be."""
+    """Make the bucket of the largest step that there can be."""
     extended = -(-step_tokens // _ROUND) * _ROUND
     return Bucket(extended, min(step_tokens, max_rows), max_rows, max_rows)
 

@@ -4,10 +4,9 @@ A replay costs the CPU some microseconds for any model; launching the kernels on
 milliseconds. On a CPU nothing is captured: a replay runs the step, so that tests meet the same padding.
 This file does not know what a step computes: it captures what `run` launches.
 
-CUDA refuses to destroy a graph while another one is captured, by whomever: that capture fails with
-"operation not permitted when stream is capturing". So graphs are destroyed by `close`, and not whenever
-the last reference goes; and Python's collector, which may find a graph that nobody closed, rests during
-a capture (`torch.cuda.graph` lets it run).
+A capture fails if a graph is destroyed meanwhile, in any thread ("operation not permitted when stream is
+capturing"). So graphs are destroyed by `close`, not with their last reference; and Python's collector,
+which may find a graph that was never closed, rests during a capture (`torch.cuda.graph` lets it run).
 """
 
 import gc
@@ -22,7 +21,7 @@ from ramify.gpu.step.rows import StepRows
 
 
 class StepGraphs:
-    """Captures and replays.
+    """The CUDA graphs of an executor.
 
     `prepare(bucket)` uploads a step of padding and loads its kernels. `run(bucket)` launches the
     kernels for what was uploaded last, and must not wait.
@@ -58,7 +57,7 @@ class StepGraphs:
         self._table = BucketTable(buckets)
 
     def find(self, step: StepRows) -> Bucket | None:
-        """The smallest captured bucket that holds the step, None if none does."""
+        """Find the smallest captured bucket that holds the step; None: there is none."""
         return self._table.find(step)
 
     def replay(self, bucket: Bucket) -> None:
@@ -80,7 +79,7 @@ class StepGraphs:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Python's collector of cycles does not begin by itself."""
+    """Keep Python's collector of cycles from starting by itself."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -20,7 +20,7 @@ from ramify.gpu.step.rows import StepRows
 from ramify.gpu.step.staging import Array, StagedArrays
 
 Plan = dict[str, Array]
-"""What an attention back end adds to a step: arrays by the names under which it reads them."""
+"""The arrays that an attention back end adds to a step, by the names under which it reads them."""
 
 Part = TypeVar("Part")  # Array on the host, Tensor on the device
 SPARE: Literal["spare"] = "spare"  # padding with the number of the executor's spare row
@@ -28,7 +28,7 @@ SPARE: Literal["spare"] = "spare"  # padding with the number of the executor's s
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """`length` of a field in a bucket; None: steps of that bucket do not have the field."""
+    """Declaration of an input: dtype, padding, and `length` by bucket (None: not in such steps)."""
 
     dtype: str
     length: Callable[[Bucket], int | None]
@@ -49,7 +49,7 @@ def _sampling_of_extends(bucket: Bucket) -> int | None:
 
 @dataclass(slots=True)
 class StepInputs(Generic[Part]):
-    """A step of T = `bucket.lines` tokens, of which S = `bucket.sampling` sample.
+    """The inputs of a step of T = `bucket.lines` tokens, of which S = `bucket.sampling` sample.
 
     The tokens of the extends come first, then one of each decode. On the host the parts are arrays,
     on the device tensors.
@@ -70,13 +70,13 @@ class StepInputs(Generic[Part]):
 
     @classmethod
     def from_parts(cls, bucket: Bucket, parts: Mapping[str, Part]) -> "StepInputs[Part]":
-        """`parts` by name, as of `layout`; those that are not declared here are the plan's."""
+        """Sort `parts`, by their names of `layout`; those that are not declared here are the plan's."""
         named: dict[str, Any] = {name: parts.get(name) for name in DECLARED}
         plan = {name: part for name, part in parts.items() if name not in DECLARED}
         return cls(**named, plan=plan, bucket=bucket)
 
     def on(self: "StepInputs[Array]", device: torch.device) -> "StepInputs[Tensor]":
-        """The same as tensors; on a CPU they are views of the arrays."""
+        """Copy the inputs to tensors on `device`; on a CPU they are views of the arrays."""
         parts = {name: getattr(self, name) for name in DECLARED} | self.plan
         tensors = {
             name: torch.from_numpy(part).to(device) for name, part in parts.items() if part is not None
@@ -84,7 +84,7 @@ class StepInputs(Generic[Part]):
         return StepInputs.from_parts(self.bucket, tensors)
 
     def cut(self: "StepInputs[Array]", bucket: Bucket) -> "StepInputs[Array]":
-        """The first part of each array, as long as it is in `bucket`."""
+        """Cut each array to its length in `bucket`, without a copy."""
         lengths = {name: field.length(bucket) for name, field in DECLARED.items()}
         parts = {
             name: getattr(self, name)[:length] for name, length in lengths.items() if length is not None
@@ -93,12 +93,12 @@ class StepInputs(Generic[Part]):
 
     @property
     def extended(self) -> int:
-        """How many lines the extends have, padding included; the decodes' lines follow."""
+        """The number of lines of the extends, padding included; the decodes' lines follow."""
         return self.bucket.extended
 
     @property
     def rows_that_sample(self) -> Part:
-        """Row of each line that samples."""
+        """The row of each line that samples: int32[S]."""
         return self.rows if self.sampled_rows is None else self.sampled_rows
 
 
@@ -113,11 +113,11 @@ def _declared() -> dict[str, Field]:
 
 
 DECLARED = _declared()
-"""In the order of the buffer."""
+"""The declared fields by name, in the order of the buffer."""
 
 
 def layout(bucket: Bucket, room: Plan) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Type and shape of each field of a step in `bucket`. `room`: the plan's fields at their largest."""
+    """Work out dtype and shape of each field in `bucket`. `room`: the plan's fields at their largest."""
     made: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, field in DECLARED.items():
         length = field.length(bucket)
@@ -131,14 +131,14 @@ def layout(bucket: Bucket, room: Plan) -> dict[str, tuple[str, tuple[int, ...]]]
 
 
 def host_inputs(bucket: Bucket, room: Plan) -> "StepInputs[Array]":
-    """Arrays of their own for a step, not initialised."""
+    """Allocate arrays for a step, not initialised."""
     parts = {name: np.empty(shape, dtype) for name, (dtype, shape) in layout(bucket, room).items()}
     return StepInputs.from_parts(bucket, parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How the lines that sample draw: temperature and random number of each."""
+    """Temperature and random number of each line that samples."""
 
     temperatures: npt.NDArray[np.float32]  # [S]
     uniforms: npt.NDArray[np.float64]  # [S]
@@ -195,7 +195,7 @@ def _lay_extends(inputs: StepInputs[Array], step: StepRows) -> None:
 
 
 class StepFrame:
-    """A step in a pinned buffer: filled as `host`, sent, and read as `device`."""
+    """A step's inputs in a pinned buffer: filled as `host`, sent, and read as `device`."""
 
     def __init__(self, bucket: Bucket, frame: StagedArrays) -> None:
         self.host: StepInputs[Array] = StepInputs.from_parts(bucket, frame.arrays)

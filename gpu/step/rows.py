@@ -34,7 +34,7 @@ class PlanError(Exception):
 
 
 class RowTable:
-    """Page table, length and sampling position of `max_rows` rows.
+    """The page tables, lengths and sampling positions of `max_rows` rows.
 
     `pages[r, :page_counts[r]]` is row r's page table. `lengths[r]` tokens have their KV in the
     pool, counting the tokens of steps that were launched. Of drafts, `lengths` and `drawn` count all
@@ -75,11 +75,11 @@ class RowTable:
 
     @property
     def open_rows(self) -> int:
-        """How many rows are open."""
+        """The number of rows that are open."""
         return int((self.requests >= 0).sum())
 
     def apply(self, plan: StepPlan) -> StepRows:
-        """`change`, then `advance`."""
+        """Apply the whole plan: `change`, then `advance`. Returns what runs."""
         self.change(plan)
         return self.advance(plan)
 
@@ -127,7 +127,7 @@ class RowTable:
             self._check_guesses(np.frombuffer(plan.drafts, dtype=np.int32), len(plan.decodes) // 4)
 
     def settle(self, rows: Ints, drafted: Ints, refused: Ints, openings: "Ints | None" = None) -> None:
-        """Of the drafts that a step ran, `drafted` [R], `refused` [R] were not accepted.
+        """Take back `refused` [R] of the `drafted` [R] drafts that a step ran in `rows` [R].
 
         `drafted` counts what was planned: drafts that were not found are refused ones. `openings` [R]:
         those of `rows` when the step was launched; a row that was opened again since is left out.
@@ -147,16 +147,16 @@ class RowTable:
         self.drawn[rows] -= refused
 
     def sat_out(self, rows: Ints, lines: Ints) -> None:
-        """`rows` [R] of the last step, whose `lines` [R] (1 + drafts) were planned, sampled nothing.
+        """Take back the planned `lines` [R] (1 + drafts) of `rows` [R], which sat the last step out.
 
-        What each of them runs next is its last token again, or for the first time.
+        Each runs its last token next: again, or for the first time.
         """
         self.unsettled[rows] -= lines - 1
         self.lengths[rows] -= lines
         self.drawn[rows] -= lines
 
     def slots(self, row: int, start: int, stop: int) -> Ints:
-        """KV slots of positions [start, stop) of `row`. int64[stop - start]."""
+        """Look up the KV slots of positions [start, stop) of `row`. int64[stop - start]."""
         if self.page_size == 1:
             return self.pages[row, start:stop].astype(np.int64)
         page, offset = np.divmod(np.arange(start, stop), self.page_size)
@@ -164,7 +164,7 @@ class RowTable:
         return pages * self.page_size + offset
 
     def slots_at(self, rows: Ints, positions: Ints) -> Ints:
-        """KV slot of one position of each row. int64[len(rows)]."""
+        """Look up the KV slot of one position of each row. int64[len(rows)]."""
         if self.page_size == 1:
             slots: Ints = self.pages[rows, positions].astype(np.int64)
             return slots
@@ -182,7 +182,7 @@ class RowTable:
         return sources, targets
 
     def _states(self, plan: StepPlan, sequences: int) -> Ints | None:
-        """[B, 2] the state slots that the plan's sequences read and write."""
+        """Check and return the state slots that the plan's B sequences read and write: [B, 2]."""
         if not self.state_slots:
             if plan.states:
                 raise PlanError("names state slots: the model has none")
@@ -317,7 +317,7 @@ class RowTable:
         self.unsettled[sampled] += step.lines - 1
 
     def _drafts(self, plan: StepPlan, step: StepRows, found: "Ints | None") -> Ints:
-        """[R] the drafts of each row that samples; what was planned is checked."""
+        """Check the planned drafts. Returns how many each row that samples has: [R]."""
         decodes = len(step.rows) - step.extends
         drafts = np.frombuffer(plan.drafts, dtype=np.int32).astype(np.int64)
         if not plan.drafts:
@@ -387,7 +387,7 @@ class RowTable:
         )
 
     def _scored(self, extends: list[ExtendRow], runs: list[Tokens]) -> Scored | None:
-        """The targets whose log-probabilities the extends ask for, None if there are none."""
+        """Collect the targets whose log-probabilities the extends ask for; None: there are none."""
         lines: list[Ints] = []
         targets: list[Tokens] = []
         rows: list[Ints] = []

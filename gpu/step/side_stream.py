@@ -1,7 +1,7 @@
-"""Work of a step that runs beside its model, on a stream of its own.
+"""A second CUDA stream, for work of a step that runs beside the model.
 
-Masks and settings of lines are known before the model runs and needed behind it. Made in the order of
-the step's stream they would add to it: the bytes of the longest token alone take 0.1 ms.
+Masks and settings of lines are known before the model runs and needed after it. On the step's own stream
+they would add to its time: the bytes of the longest token alone take 0.1 ms.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -24,16 +24,16 @@ class SideStream:
             self._begun, self._ended = torch.cuda.Event(), torch.cuda.Event()
 
     def fork(self) -> None:
-        """What `issued` issues next runs behind what came until now, and beside what follows."""
+        """Let what `issued` issues next run after all that came until now, and beside what follows."""
         self._forked = True
         if self._cuda:
             self._begun.record(self._steps)
 
     @contextmanager
     def issued(self) -> Iterator[None]:
-        """Issue on the second stream; what is issued on the steps' behind this waits for it.
+        """Issue on the second stream; what is issued on the steps' stream later waits for it.
 
-        Without `fork` before, that runs behind all that was issued. Tensors made within must not be
+        Without `fork` before, this runs after all that was issued. Tensors made within must not be
         freed before the step is over.
         """
         if not self._forked:

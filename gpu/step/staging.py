@@ -24,7 +24,7 @@ Layout = Mapping[str, tuple[str, tuple[int, ...]]]  # name -> dtype, shape
 
 
 class StagedArrays:
-    """Named arrays, one after another in a pinned buffer, and the views as which they arrive."""
+    """Named arrays, one after another in a pinned buffer, and their views on the device."""
 
     def __init__(self, layout: Layout, host: Tensor, device: Tensor) -> None:
         self.arrays: dict[str, Array] = {}
@@ -44,7 +44,7 @@ class StagedArrays:
 
 
 class Upload:
-    """Copies to the device: from a ring of pinned buffers into one buffer, in the order of the stream.
+    """A ring of pinned buffers that are copied into one buffer on the device, in the stream's order.
 
     `fixed`: the size of the buffer in bytes. Then it never moves, and a CUDA graph may read it. Without
     a size it grows as needed.
@@ -58,7 +58,10 @@ class Upload:
         self._device = torch.zeros(size, dtype=torch.uint8, device=device)
 
     def frame(self, entry: int, layout: Layout) -> StagedArrays:
-        """A frame in ring entry `entry`, whose earlier copy must be over."""
+        """Make a frame in ring entry `entry`, whose earlier copy must be over.
+
+        Raises ValueError where a `fixed` buffer is too small.
+        """
         size = frame_bytes(layout)
         if size > len(self._device) and self._fixed:
             raise ValueError(f"{size} bytes for a buffer of {len(self._device)}")
@@ -69,7 +72,7 @@ class Upload:
         return StagedArrays(layout, self._hosts[entry], self._device)
 
     def send(self, entry: int, **arrays: Array) -> dict[str, Tensor]:
-        """Copy `arrays` through ring entry `entry`. Returns where each arrives, by its name."""
+        """Copy `arrays` through ring entry `entry`. Returns their views on the device by name."""
         frame = self.frame(
             entry, {name: (str(array.dtype), array.shape) for name, array in arrays.items()}
         )
@@ -83,7 +86,7 @@ class Upload:
 
 
 def frame_bytes(layout: Layout) -> int:
-    """Size of a frame."""
+    """Count the bytes of a frame."""
     sizes = (int(np.prod(shape)) * np.dtype(kind).itemsize for kind, shape in layout.values())
     return sum(map(_aligned, sizes))
 
@@ -103,7 +106,7 @@ def _aligned(size: int) -> int:
 class StepClock:
     """The events of one ring entry: its step began, ended, and its tokens arrived.
 
-    A part of the step may be timed apart, which is not the step's own work.
+    A part of the step that is not its own work may be timed apart.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -130,18 +133,18 @@ class StepClock:
             self._part_began.record(self._steps)
 
     def stop_part(self) -> None:
-        """Record that it ends."""
+        """Record that what is timed apart ends."""
         if self._cuda:
             self._part_ended.record(self._steps)
 
     def moved(self) -> None:
-        """Record that the blocks of KV which move in the step, first of all, have moved."""
+        """Record that the blocks of KV, which move first in the step, have moved."""
         self.moves = True
         if self._cuda:
             self._moved.record(self._steps)
 
     def stop(self, fetched: bool) -> None:
-        """Record that they end. `fetched`: the step is over only when its tokens have arrived."""
+        """Record that the kernels end. `fetched`: the step is over only when its tokens have arrived."""
         if self._cuda:
             self.ended.record(self._steps)
             self._over = self.arrived if fetched else self.ended
@@ -155,25 +158,24 @@ class StepClock:
             self._over.synchronize()
 
     def elapsed_us(self) -> int:
-        """Device time of the step, which must be over. 0 on a CPU, where it is not measured."""
+        """Read the device time of the step, which must be over. 0 on a CPU, where it is not measured."""
         return int(1000 * self._began.elapsed_time(self.ended)) if self._cuda else 0
 
     def moved_us(self) -> int:
-        """Of that, what moving blocks took."""
+        """Read how much of the step's time moving blocks took."""
         return int(1000 * self._began.elapsed_time(self._moved)) if self._cuda and self.moves else 0
 
     def part_us(self) -> int:
-        """Of that, what was timed apart."""
+        """Read how much of the step's time was timed apart."""
         if not self._cuda or not self._has_part:
             return 0
         return int(1000 * self._part_began.elapsed_time(self._part_ended))
 
 
 class Download:
-    """Copies back to the host: all of `tokens` int32[n] once a step, on a stream of its own.
+    """The copy back to the host: all of `tokens` int32[n] once a step, on a stream of its own.
 
-    Steps with log-probabilities or scores have a second copy, whose buffer is made when it is first
-    needed.
+    Steps with log-probabilities or scores have a second copy, whose buffer is made on first use.
     """
 
     def __init__(self, tokens: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What one plan runs, sequence by sequence, and how drafts stand among them.
+"""The sequences that one plan runs, and how drafts stand among them.
 
 Host side, numpy only. `rows` makes it from a plan; it does not know page tables.
 """
@@ -33,18 +33,18 @@ class Scored:
 
     @property
     def most(self) -> int:
-        """The most that any target wants."""
+        """The largest number of likely tokens that any target wants."""
         return int(self.tops.max(initial=0))
 
     @property
     def owners(self) -> Ints:
-        """The row of each number of the result: a score, then two for each likely token."""
+        """The row of each number of the result, which has 1 + 2 * tops numbers for each target."""
         return self.rows.repeat(1 + 2 * self.tops) if self.most else self.rows
 
 
 @dataclass(slots=True)
 class StepRows:
-    """What one plan runs, sequence by sequence: first its extends, then its decodes.
+    """The sequences that one plan runs: first its extends, then its decodes.
 
     B sequences, T tokens, S sampling sequences. Sequence i runs positions
     [starts[i], starts[i] + counts[i]) of row rows[i]. A decode's input is its row's last sampled
@@ -89,7 +89,7 @@ class StepRows:
         return self.rows[sampling]
 
     def without(self, absent: Flags) -> "StepRows":
-        """The same step, in which those of its `absent` [R] rows that sample sit out.
+        """Return the step in which `absent`, bool[R] of the rows that sample, sit out.
 
         Their decodes and drafts do not run. Their extends do, but nothing is sampled behind them.
         """
@@ -117,14 +117,14 @@ class StepRows:
 
     @property
     def last_extended(self) -> "tuple[Ints, Tokens]":
-        """The rows of the extends, and the last token of each that is no draft: what runs next if
-        nothing was sampled behind it.
+        """The rows of the extends, and the last token of each that is no draft: it runs next if
+        nothing was sampled after it.
         """
         n = self.extends
         return self.rows[:n], self.tokens[np.cumsum(self.counts[:n]) - 1]
 
     def left_to_guess(self) -> tuple[Ints, Ints]:
-        """The sequences that run a draft which is not given, and its number in its row, from 1 on."""
+        """Find the sequences that run a draft which is not given, and its number in its row, from 1."""
         numbers = np.zeros(len(self.rows), dtype=np.int64)
         if self.lines is not None:
             numbers[self.sampling] = within(self.lines)
@@ -134,10 +134,10 @@ class StepRows:
         return found, numbers[found]
 
     def drafted(self, drafts: Ints) -> "StepRows":
-        """The same step with `drafts` [R] for each row that samples, as a decode each.
+        """Return the step with `drafts` [R] drafts for each row that samples, each as a decode.
 
-        The last tokens of an extend that are drafts become decodes whose input is given. `draws` is to
-        be set by the caller.
+        The last tokens of an extend that are drafts become decodes whose input is given. The caller
+        sets `draws`.
         """
         if not self.extends:
             lines = 1 + drafts
@@ -189,7 +189,7 @@ class StepRows:
         )
 
     def guessed(self, drafts: Tokens) -> "StepRows":
-        """The same step with what its decodes' drafts are, row by row: `drafts` [of the decodes]."""
+        """Set the drafts of the decodes, row by row: int32[drafts of all decodes]. Returns self."""
         if self.lines is None:
             return self
         held = len(self.given)  # drafts of the extends
@@ -202,7 +202,7 @@ class StepRows:
         return self
 
     def fewer(self, counts: Ints) -> "StepRows":
-        """The same step with only the first `counts` [decodes of the plan] drafts of its decodes."""
+        """Return the step with only the first `counts` [decodes of the plan] drafts of each decode."""
         if self.lines is None:
             return self
         lines, first = self.lines.copy(), len(self.lines) - len(counts)
@@ -231,7 +231,7 @@ class StepRows:
         )
 
     def with_short_extends_as_decodes(self) -> "StepRows":
-        """The same step, with each extend of one token that samples turned into a decode of that token.
+        """Return the step with each extend of one token that samples turned into a decode of that token.
 
         Generations whose prompts are computed but for the last token then run as one step of decodes.
         The result keeps its order. An extend that does not sample stays one, because every line of a
@@ -269,7 +269,7 @@ class StepRows:
 
 
 def spare_states(info: ExecutorInfo) -> int:
-    """State slots behind `ExecutorInfo.state_slots`: for lines whose next one is a draft.
+    """Count the state slots beyond `ExecutorInfo.state_slots`: for lines whose next one is a draft.
 
     Every row has three slots at least, and no step has more lines than there may be rows.
     """
@@ -277,12 +277,12 @@ def spare_states(info: ExecutorInfo) -> int:
 
 
 def within(lines: Ints) -> Ints:
-    """0, 1, .. for each of `lines`: [sum(lines)]."""
+    """Count 0, 1, .. lines[i] - 1 for each i, one after another: [sum(lines)]."""
     return np.arange(int(lines.sum())) - np.repeat(np.cumsum(lines) - lines, lines)
 
 
 def check_blocks(plan: StepPlan, info: ExecutorInfo) -> None:
-    """Raises ValueError if a block that moves names a slot, a page or a state that `info` has not."""
+    """Check the blocks that move. Raises ValueError for a slot, a page or a state that is not there."""
     for blocks, least in (plan.saves, 0), (plan.loads, -1):
         for block in blocks:
             own = np.frombuffer(block.pages, dtype=np.int32)
