@@ -1,1 +1,1 @@
-"""What guesses the next tokens of a row, for the model to check: drafters, and how they are run."""
+"""Drafters, which guess the next tokens of rows for the model to check, and the code that runs them."""

@@ -1,8 +1,8 @@
 """The draft model on the CPU's kernels: all tokens of a guess in one run of one recording.
 
-Its walk over the layers is recorded once for each token of a guess, with inputs of its own: what one
-walk samples lies where the next one reads its input. Positions, slots and tiles of all of
-them are known before the first one runs, so Python is called once, not once a token.
+Its walk over the layers is recorded once for each token of a guess, with inputs of its own: a walk
+writes its token where the next one reads its input. Positions, slots and tiles of all walks are known
+before the first one runs, so Python is called once, not once a token.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ from ramify.gpu.step.step_rows import Ints, StepRows
 
 
 class _Chain:
-    """The inputs of the walks behind the first one, a line each. Every row runs one token."""
+    """The inputs of the walks after the first one, in which every row runs one token."""
 
     def __init__(self, walks: int, rows: int, table: RowTable) -> None:
         self._table = table
@@ -34,7 +34,7 @@ class _Chain:
         self._lines = np.arange(rows)
 
     def step(self, walk: int) -> CpuStep:
-        """What walk number `walk` + 1 reads."""
+        """Make the inputs that walk number `walk` + 1 reads."""
         count = self.counts[walk : walk + 1]
         tiles = self._tiles[walk].reshape(-1)
         rows = len(self._lines)
@@ -47,7 +47,7 @@ class _Chain:
         return CpuStep(inputs, count, self._slots[walk], count, tiles, count)
 
     def lay(self, rows: Ints, ends: Ints, most: Ints) -> int:
-        """Rows whose next position is `ends` and that go on to `most` tokens. The furthest position."""
+        """Lay out rows at positions `ends`, to go on to `most` tokens. Returns the furthest position."""
         walks, count, pages = int(most[0]) - 1, len(rows), self._table.pages
         steps = np.arange(walks)[:, None]
         self.counts[:walks] = (most > steps + 1).sum(axis=1)
@@ -61,7 +61,7 @@ class _Chain:
 
 
 class CpuRunner:
-    """Records `model` on `ops`, up to `most` tokens a guess; `max_rows`: of the table."""
+    """Draft model on the CPU's kernels: up to `most` tokens a guess; `max_rows`: of the table."""
 
     def __init__(
         self, model: Decoder, ops: CpuOps, crew: Crew, table: RowTable, most: int, max_rows: int

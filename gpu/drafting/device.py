@@ -1,8 +1,8 @@
-"""What guesses tokens on a GPU: the interface that `device_drafts` launches (why: see `base`).
+"""The interface of drafters on a GPU, which `device_drafts` launches (why there are two: see `base`).
 
-A drafter there never waits. Which rows it can guess for it says before a step is laid out, on the host;
-what it guesses only the device knows. How many guesses a row gets is decided by who plans the steps,
-from how many were right.
+A drafter never waits for the device. Before a step is laid out it says, on the host, which rows it can
+guess for; its guesses are on the device alone. How many guesses a row gets is the scheduler's decision,
+by how many were right.
 """
 
 # ruff: noqa: B027  # a drafter implements what it needs
@@ -25,56 +25,56 @@ if TYPE_CHECKING:  # which need Triton
 
 
 class DeviceDrafter(ABC):
-    """Guesses what rows will sample. Called in the order of the plans:
+    """Base of drafters on a GPU. Called in the order of the plans:
 
         serve, capture -> [begin -> catch_up, propose -> the model runs the step, drafts included] ...
 
-    One that knows something of every row at any time does nothing but `propose`.
+    A drafter that can guess for every row at any time implements `propose` alone.
     """
 
     name: str  # in `ExecutorInfo.drafter`
     reads_tokens: bool
     """Whether it reads `Verifier.tokens`."""
     follows = False
-    """Whether `propose` is called, and `ran`, for every step, and not only for those with drafts."""
+    """Whether `propose` and `ran` are called for every step, not only for those with drafts."""
 
     @property
     def bytes_per_token(self) -> int:
-        """Of each KV slot, beside the model's keys and values and `Verifier.tokens`."""
+        """Bytes a KV slot, besides the model's keys and values and `Verifier.tokens`."""
         return 0
 
     def serve(self, table: RowTable, verifier: Verifier) -> None:
-        """Guess for these rows from now on. Called once."""
+        """Prepare to guess for the rows of `table`. Called once."""
 
     def join(self, attention: AttentionBackend, products: "Products") -> None:
-        """What the model runs on. Called once, behind `serve`."""
+        """Take over the model's back end and products. Called once, after `serve`."""
 
     def ran(self, hidden: Tensor, inputs: StepInputs[Tensor]) -> None:
-        """The model ran a step; a CUDA graph may hold this, too. Called if it `follows`.
+        """Launch what follows the model in a step, perhaps within its CUDA graph, if it `follows`.
 
-        `hidden`: the model's stream behind its last norm.
+        `hidden`: the model's stream after its last norm.
         """
 
     def begin(self, plan: StepPlan, step: StepRows) -> StepRows:
-        """`step` is what the table made of the plan. Returns it with the drafts that can be guessed.
+        """Return `step`, which the table made of the plan, with only those drafts that can be guessed.
 
-        Those that cannot are settled in the table.
+        Drafts that cannot are settled in the table.
         """
         return step
 
     @property
     def is_behind(self) -> bool:
-        """Whether it has to compute what it missed of rows, before it guesses for the step."""
+        """Whether `catch_up` is due before `propose`."""
         return False
 
     def catch_up(self, entry: int) -> None:
-        """Launch that. It takes its time once for each row, and not step by step."""
+        """Launch the computation of what was missed of rows: a cost once for each row, not each step."""
 
     @abstractmethod
     def propose(
         self, entry: int, step: StepRows, inputs: StepInputs[Tensor], verifier: Verifier
     ) -> None:
-        """Launch what writes the drafts of the plan's decodes to `verifier.inputs`.
+        """Launch the kernels that write the drafts of the plan's decodes to `verifier.inputs`.
 
         The lines of a decode with drafts follow each other: the first one's input is the row's last
         token (-(row + 1)), that of the n-th behind it inputs[n, row]. `inputs.positions` are right.
@@ -85,7 +85,7 @@ class DeviceDrafter(ABC):
         """Launch every kernel once, on a GPU. `inputs`: padding; nothing reads what is written."""
 
     def warm_sizes(self) -> None:
-        """The same for what has many sizes."""
+        """Launch kernels that have many sizes, once in each."""
 
     def capture(self, progress: Progress) -> None:
         """Run what takes the most memory and capture CUDA graphs, if that was not done yet."""

@@ -1,9 +1,9 @@
 """Drafts and constraints beside the CUDA executor, which has two steps in flight.
 
-`begin` makes a step of a plan, as `host.HostDrafts` does for steps that are over at once. The difference
-is what the host knows: it lays a step out before it knows how many drafts of the one before were
-accepted. It assumes all of them, and the verifier puts that right on the device. What comes back is
-settled in the table through `watch`. It knows neither the model nor when results arrive.
+`begin` makes a step of a plan, as `host.HostDrafts` does for steps that are over at once. But the host
+lays a step out before it knows how many drafts of the one before were accepted. It assumes all of them,
+and the verifier corrects that on the device. Results settle the drafts in the table through `watch`.
+This file knows neither the model nor when results arrive.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from ramify.protocol.plan import StepPlan
 class DeviceDrafts:
     """The drafts of the rows in `table`, which `drafter` or `constraints` propose.
 
-    `verifier`: compares on the device what was sampled with them.
+    `verifier`: accepts them on the device.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class DeviceDrafts:
 
     @property
     def late(self) -> bool:
-        """Whether the device may know of refused drafts of which the host does not."""
+        """Whether the device may know of refused drafts that the host does not know."""
         return self._in_flight > 0
 
     def begin(self, plan: StepPlan) -> StepRows:
-        """Apply `plan` to the table: what it runs, with the drafts that were found, without the rows
-        whose constraints are not ready.
+        """Apply `plan` to the table. Returns what runs, with the drafts that were found.
 
-        Raises PlanError if the plan contradicts the rows.
+        Rows whose constraints are not ready are left out. Raises PlanError if the plan contradicts the
+        rows.
         """
         step = self._table.apply(plan)
         if self._constraints is not None:
@@ -62,8 +62,10 @@ class DeviceDrafts:
     def lay(
         self, entry: int, inputs: StepInputs[Array], step: StepRows, late: bool, seeds: Ints
     ) -> None:
-        """Write into `inputs`, laid out for `step`, where drafts are read, and what is corrected if it
-        is `late`. `seeds`: of all rows.
+        """Complete `inputs`, laid out for `step`: where drafts are read, and what is corrected if
+        `late`.
+
+        `seeds`: of all rows.
         """
         if late or step.lines is not None:
             self._verifier.track(entry, step.rows, seeds)
@@ -75,9 +77,9 @@ class DeviceDrafts:
     def launch(
         self, entry: int, inputs: StepInputs[Tensor], step: StepRows, late: bool, clock: StepClock
     ) -> None:
-        """Launch what goes ahead of a step's model: corrections, then guesses.
+        """Launch what precedes a step's model: corrections, then guesses.
 
-        `clock`: times what the drafter catches up with as a part of its own.
+        `clock`: times the drafter's catching up apart.
         """
         follows = self.drafter is not None and self.drafter.follows
         guesses = self.drafter is not None and step.lines is not None and inputs.bucket.decodes > 0
@@ -94,8 +96,9 @@ class DeviceDrafts:
             self.drafter.propose(entry, step, inputs, self._verifier)
 
     def watch(self, step: StepRows) -> Callable[[Ints], None]:
-        """What is to be told how many drafts of each row were refused, when `step`, which has drafts and
-        was launched, is over.
+        """Return the function that takes how many drafts of each row were refused, once `step` is over.
+
+        `step`: was launched, and has drafts.
         """
         assert step.lines is not None
         rows, drafts = step.sampled_rows, step.lines - 1

@@ -1,15 +1,16 @@
 """A draft model on the device: it guesses while the host is ahead, and nothing waits.
 
-Its keys and values lie in pages of the same numbers, under a layout of their own. So forks, rollbacks
-and shared prefixes are its own as well. It computes only what it needs: a row that is not drafted costs
-nothing, and one that is drafted again first catches up (`draft_keys`), all missing tokens in one go.
+Its keys and values have the page numbers of the model's, under a layout of their own. So forks,
+rollbacks and shared prefixes hold for it as well. It computes only what it needs: a row without drafts
+costs nothing, and one that is drafted again first catches up (`draft_keys`), all missing tokens in one
+go.
 
-A guess of k tokens is k passes, each a CUDA graph of so many rows; what a pass samples lies where the
-next one reads it (`triton_model`). It draws with the random number with which the model's own choice
-will be drawn, and at its temperature: so where both agree on what is likely, they choose the same.
+A guess of k tokens is k passes, each a CUDA graph for some number of rows; a pass writes its samples
+where the next one reads them (`triton_model`). It draws with the random number and temperature of the
+model's own choice: so where both agree on what is likely, they choose the same.
 
-Where a row cannot be guessed for, because it is still behind or longer than the drafter's context, its
-drafts are taken out of the step before it is laid out.
+A row that cannot be guessed for, because it is still behind or longer than the drafter's context, loses
+its drafts before the step is laid out.
 """
 
 import numpy as np
@@ -38,13 +39,13 @@ from ramify.protocol.plan import StepPlan
 
 
 class DeviceModelDrafter(DeviceDrafter):
-    """Guesses with `model` over `pool`, as many pages as the pool of the model that it guesses for."""
+    """Drafter with `model` over `pool`, which has as many pages as the pool of the served model."""
 
     name = "model"
     reads_tokens = True
 
     def __init__(self, model: Decoder, pool: KVPool, sizes: LayerSizes, most: int) -> None:
-        """`sizes`: the model's; `most`: drafts of a row in a step."""
+        """`sizes`: those of `model`; `most`: drafts of a row in a step."""
         self._model, self._pool, self._sizes, self._most = model, pool, sizes, most
         self._guessing = Guessing()
         self._captured = False
@@ -123,7 +124,7 @@ class DeviceModelDrafter(DeviceDrafter):
     def _guess(
         self, entry: int, found: Guessing, step: StepRows, lines: Ints, inputs: StepInputs[Tensor]
     ) -> None:
-        """`lines` [D]: of each of the plan's decodes, which are the last ones of the step."""
+        """Launch the passes. `lines` [D]: of each of the plan's decodes, the step's last ones."""
         firsts = np.cumsum(lines) - lines
         index = found.which
         targets = inputs.extended + len(step.rows) - step.extends - int(lines.sum()) + firsts[index]
@@ -189,7 +190,7 @@ class DeviceModelDrafter(DeviceDrafter):
         return self._model.forward(inputs, self._ops, self._unlike_layers if abridged else None)
 
     def _pass(self, bucket: Bucket, abridged: bool = False) -> None:
-        """Run the model on what lies there, sample, and lay out the next pass."""
+        """Run the model on the inputs of `_chain`, sample, and lay out the next pass."""
         chain, rows = self._chain, bucket.sampling
         if bucket.drafted:
             parts = chain.first.named(bucket.decodes) | {
@@ -242,7 +243,7 @@ class DeviceModelDrafter(DeviceDrafter):
 
 
 def _first_pass(rows: int) -> Bucket:
-    """The pass that runs what rows lack, too: twice as many lines."""
+    """Make the bucket of a first pass, which runs missing tokens too: twice as many lines as rows."""
     return Bucket(0, 0, 2 * rows, rows, drafted=True)
 
 

@@ -1,15 +1,14 @@
-"""Guesses by the checkpoint's own layer for further tokens (`models.mtp`), on a GPU.
+"""Guesses by the checkpoint's own multi-token prediction (MTP) layer (`models.mtp`), on a GPU.
 
-The layer reads a position's stream and the next token. In each step with extends or drafts it runs
-behind the model, in the same graph, on all lines: of a row's last line the next token is not known yet,
-so something is written there. Ahead of a row's next decode it runs on that position again, for then
-the token is known, and what comes out is the first guess. Further guesses go on from the layer's own
-streams. So its keys lie in the pages of the tokens that they are of, and nothing is caught up with. At
-the end of a prompt's chunk, and where a fork begins, a key knows another next token, which may make a
-guess worse, and never an output.
+The layer reads a position's stream and the next token. In each step with extends or drafts it runs after
+the model, in the same graph, on all lines; for a row's last line the next token is not known yet, so a
+wrong key is written there. Before a row's next decode it runs on that position again with the token, and
+gives the first guess. Further guesses go on from the layer's own streams. So its keys lie in the pages
+of their tokens, and nothing is caught up with. At the end of a prompt's chunk, and where a fork begins,
+a key was computed with another next token, which may make a guess worse, and never an output.
 
-Of several ranks each has a part of the layer and runs the same passes, whose number and sizes follow
-from the step. Rows and positions of a pass are rank 0's, which alone knows tokens and streams.
+Each of several ranks has a part of the layer and runs the same passes, whose number and sizes follow
+from the step. Rows and positions of a pass come from rank 0, which alone knows tokens and streams.
 """
 
 import numpy as np
@@ -39,7 +38,10 @@ from ramify.protocol.plan import StepPlan
 
 
 class FollowingMtp(DeviceDrafter):
-    """Runs the passes of `layer` over `pool`, as many pages as the model's, that rank 0 runs."""
+    """Drafter of the ranks beside rank 0: runs rank 0's passes of `layer` over `pool`, guesses nothing.
+
+    `pool`: has as many pages as the model's.
+    """
 
     name = "mtp"
     reads_tokens = False
@@ -48,7 +50,7 @@ class FollowingMtp(DeviceDrafter):
     def __init__(
         self, layer: MtpLayer, pool: KVPool, sizes: LayerSizes, most: int, ranks: RankSums | None
     ) -> None:
-        """`sizes`: the layer's; `most`: drafts of a row in a step; `ranks`: None, if there is one."""
+        """`sizes`: the layer's; `most`: drafts of a row in a step; `ranks`: None: there is one."""
         self._layer, self._pool, self._sizes, self._most = layer, pool, sizes, most
         self._ranks, self._captured = ranks, False
 
@@ -83,7 +85,7 @@ class FollowingMtp(DeviceDrafter):
             self._replay(self._wanted(step)[1])
 
     def _wanted(self, step: StepRows) -> tuple[Ints, Ints]:
-        """Of each row that decodes, those with most guesses first: its first line, how many it gets."""
+        """List the rows that decode, most guesses first: first line and number of guesses of each."""
         decodes = step.rows[step.extends :]
         firsts = np.flatnonzero(np.append(True, decodes[1:] != decodes[:-1]))
         most = np.bincount(step.left_to_guess()[0] - step.extends, minlength=len(decodes))
@@ -107,7 +109,7 @@ class FollowingMtp(DeviceDrafter):
             self._layer.forward(inputs, self._ops)
 
     def _pass(self, bucket: Bucket) -> None:
-        """Run the layer on what lies there."""
+        """Run the layer on the inputs of `_lines`."""
         lines = self._lines
         self._share(lines)
         inputs = StepInputs.from_parts(_later_pass(bucket.decodes), lines.named(bucket.decodes))
@@ -116,7 +118,7 @@ class FollowingMtp(DeviceDrafter):
             self._layer.logits(final, self._ops)
 
     def _share(self, lines: Lines) -> None:
-        """Rows and positions become those of rank 0."""
+        """Replace rows and positions by those of rank 0."""
         if self._ranks is not None:
             self._ranks.from_first(lines.places)
 
@@ -140,7 +142,7 @@ class FollowingMtp(DeviceDrafter):
 
 
 class DeviceMtpDrafter(FollowingMtp):
-    """Guesses with `layer`, as rank 0 if there are several."""
+    """Drafter with `layer`, on rank 0 if there are several."""
 
     reads_tokens = True
 
@@ -207,7 +209,7 @@ class DeviceMtpDrafter(FollowingMtp):
             self._layer.forward(inputs, self._ops, hidden, tokens)
 
     def _pass(self, bucket: Bucket) -> None:
-        """Run the layer on what lies there; sample, and lay out the next pass."""
+        """Run the layer on the inputs of `_chain`, sample, and lay out the next pass."""
         chain, rows = self._chain, bucket.decodes
         lines = chain.first
         if bucket.drafted:
@@ -235,7 +237,7 @@ class DeviceMtpDrafter(FollowingMtp):
 
 
 def _first_pass(rows: int, guesses: bool) -> Bucket:
-    """From the model's streams; without guesses it ends at the layer's keys."""
+    """Make the bucket of a first pass, from the model's streams; without guesses it only writes keys."""
     return Bucket(0, 0, rows, rows if guesses else 0, drafted=True)
 
 

@@ -1,14 +1,14 @@
-"""Which keys of a draft model there are, where the host launches steps before it knows how far rows got.
+"""The host's account of a draft model's keys, kept before it knows how many drafts were accepted.
 
-How far a row got only the device knows, but not how much it lacks: after a step in which the row was
-drafted, all keys but those of its last two tokens are there, whatever was accepted; each step without
-drafts adds what it ran. So `missing` counts from the end, and is never too small.
+Only the device knows how far a row got, but the host knows how much its keys lack: after a step in which
+the row was drafted, all keys but those of its last two tokens are there, whatever was accepted; each
+step without drafts adds what it ran. So `missing` counts from the end, and is never too small.
 
-Which slots hold keys of what their owner holds now is kept as well: so a new row finds what another one
-left for the same prefix, and of rows that begin together one computes what they share. A slot is
-forgotten when its page goes to a row.
+The account also has the slots whose keys fit the tokens of their page's owner. So a new row finds the
+keys of another one with the same prefix, and of rows that begin together one computes what they share. A
+slot is forgotten when its page goes to a row.
 
-Host side, numpy only; knows neither the model nor what is launched.
+Host side, numpy only; this file knows neither the model nor what is launched.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ _NONE: Ints = np.empty(0, dtype=np.int64)
 
 @dataclass(slots=True)
 class Guessing:
-    """What the draft model runs for a step, G rows of it, those with most drafts first."""
+    """The draft model's work for a step: G rows, those with most drafts first."""
 
     which: Ints = field(default_factory=_NONE.copy)  # [G] of the plan's decodes
     rows: Ints = field(default_factory=_NONE.copy)  # [G]
@@ -40,7 +40,7 @@ class Guessing:
 
 
 class DraftKeys:
-    """Of the rows in `table`, up to position `context`.
+    """The draft model's keys of the rows in `table`, up to position `context`.
 
     A step guesses for at most `most_lines` tokens, those that rows lack included.
     """
@@ -54,7 +54,7 @@ class DraftKeys:
         self._marked: Ints = np.zeros(rows, dtype=np.int64)  # slots of earlier positions are fresh
 
     def opened(self, opens: list[OpenRow]) -> None:
-        """Rows began, and rows got pages: `table.updates`."""
+        """Note rows that began, and pages that rows got (`table.updates`)."""
         table, size = self._table, self._table.page_size
         for opened in opens:
             whole = opened.cached - opened.cached % size
@@ -78,14 +78,14 @@ class DraftKeys:
         self._fresh.reshape(-1, size)[pages] = False
 
     def ran(self, rows: Ints, tokens: Ints | int) -> None:
-        """Each of `rows` ran at most so many tokens without the draft model. Each stands there once."""
+        """Note that each of `rows`, which are distinct, ran at most `tokens` without the draft model."""
         self.missing[rows] += tokens
 
     def guess(self, rows: Ints, most: Ints, lasts: Ints, unsettled: Ints) -> Guessing:
-        """Which of the decodes `rows` [D] get drafts, up to `most` [D], and what is computed for them.
+        """Choose which of the decodes `rows` [D] get drafts, up to `most` [D], and what that takes.
 
-        `lasts`: the position of each one's last token, were all drafts in flight accepted; `unsettled`
-        are in flight. Counts what the step runs.
+        `lasts` [D]: the position of each one's last token, were all drafts in flight accepted;
+        `unsettled` [D]: how many drafts are in flight. Counts what the step runs.
         """
         most = np.clip(np.minimum(most, self._context - lasts), 0, None)
         asked = np.flatnonzero(most > 0)
@@ -110,7 +110,10 @@ class DraftKeys:
         return found
 
     def _catch_up(self, rows: Ints, lasts: Ints) -> tuple[Ints, Ints, Ints]:
-        """Rows that lack much, nothing of them in flight: [C] rows, starts, counts."""
+        """Choose what to compute of `rows` that lack much and have no drafts in flight.
+
+        Returns rows, starts and counts, [C] each.
+        """
         found: list[tuple[int, int, int]] = []
         left = CATCH_UP
         for row, last in zip(rows.tolist(), lasts.tolist(), strict=True):
@@ -135,7 +138,7 @@ class DraftKeys:
 
 
 def first_lines(guessing: Guessing, lasts: Ints) -> StepRows:
-    """The lines that end in each row's last token, at `lasts` [G]: what it lacks, then that token."""
+    """Make the lines of a first pass: each row's missing tokens, then its last one, at `lasts` [G]."""
     lines = 1 + guessing.missing
     index = np.arange(int(lines.sum()))
     return StepRows(
@@ -151,5 +154,5 @@ def first_lines(guessing: Guessing, lasts: Ints) -> StepRows:
 
 
 def _leading(fresh: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> int:
-    """How many are true before the first that is not."""
+    """Count the leading True values."""
     return len(fresh) if fresh.all() else int(np.argmin(fresh))

@@ -1,6 +1,6 @@
-"""The tokens of each open row, from its branch's first on: what drafters read.
+"""The tokens of each open row, from the first of its branch, for drafters on the host.
 
-Four bytes a token. A row whose beginning is not known has no history, and nothing is guessed for it.
+Four bytes a token. A row whose beginning is not known has no history, and gets no guesses.
 """
 
 import numpy as np
@@ -13,14 +13,14 @@ _NOTHING = np.empty(0, dtype=np.int32)
 
 
 class DraftHistories:
-    """`lengths[row]`: tokens that are known; 0: none, or the row is closed."""
+    """The histories of all rows. `lengths[row]`: known tokens; 0: none, or the row is closed."""
 
     def __init__(self, max_rows: int) -> None:
         self.lengths: Ints = np.zeros(max_rows, dtype=np.int64)
         self._tokens: list[Tokens] = [_NOTHING] * max_rows
 
     def open(self, row: int, history: bytes) -> None:
-        """`history`: int32, every token before the next sampled one."""
+        """Begin a row. `history`: int32, every token before the next sampled one."""
         known = np.frombuffer(history, dtype=np.int32)
         self.lengths[row] = len(known)
         self._tokens[row] = np.concatenate([known, np.empty(_ROOM, dtype=np.int32)])
@@ -30,11 +30,11 @@ class DraftHistories:
         self._tokens[row] = _NOTHING
 
     def of(self, row: int) -> Tokens:
-        """All that is known, a view."""
+        """Return the known tokens of a row, as a view."""
         return self._tokens[row][: self.lengths[row]]
 
     def runs(self, step: StepRows) -> list[int]:
-        """Take over what the extends run beyond what is known, tokens that were forced; their rows."""
+        """Add forced tokens, which extends run beyond the known ones. Returns the rows of these."""
         if not step.extends:
             return []
         rows, counts = step.rows[: step.extends], step.counts[: step.extends]
@@ -47,7 +47,7 @@ class DraftHistories:
         return forced
 
     def append(self, row: int, tokens: Tokens) -> None:
-        """Tokens that the row sampled."""
+        """Add tokens that the row sampled."""
         if self.lengths[row]:
             self._write(row, int(self.lengths[row]), tokens)
 

@@ -1,8 +1,8 @@
-"""A drafter beside an executor that computes a step before it returns: the CPU's, and torch's.
+"""Drafts of executors that compute a step before `launch` returns: the CPU's, and torch's.
 
-It asks for guesses before a step and settles the rows behind it. What a row's constraint says must
-follow goes ahead of what a drafter guesses, of which it takes what is legal. Without either it still
-accepts the drafts that a plan's extends bring. It knows neither models nor logits.
+`HostDrafts` asks for guesses before a step and settles rows after it. Tokens that a row's constraint
+forces come before a drafter's guesses, of which only legal ones are taken. Without constraints and
+drafter it still accepts the drafts in a plan's extends. This file knows neither models nor logits.
 """
 
 from collections.abc import Sequence
@@ -39,14 +39,14 @@ class HostDrafts:
 
     @property
     def late_us(self) -> int:
-        """See `StepResult`."""
+        """`StepResult.late_us` of the step under way."""
         return int(self._late * 1e6)
 
     def begin(self, plan: StepPlan) -> StepRows:
-        """Apply `plan` to the table: what it runs, with the drafts that were found, without the decodes
-        whose constraints are not ready.
+        """Apply `plan` to the table. Returns what runs, with the drafts that were found.
 
-        Raises PlanError if the plan contradicts the rows.
+        Decodes whose constraints are not ready are left out. Raises PlanError if the plan contradicts
+        the rows.
         """
         table, drafter = self._table, self.drafter
         self._late, self._guessed = 0.0, {}
@@ -75,7 +75,7 @@ class HostDrafts:
         return step
 
     def _guess(self, plan: StepPlan, rows: Ints, absent: Flags | None) -> Guesses:
-        """For the decodes of `plan`, which are `rows`, but for those that are `absent`."""
+        """Guess for `rows`, the decodes of `plan`, except those that are `absent`."""
         most = np.frombuffer(plan.drafts, dtype=np.int32).astype(np.int64)
         if absent is not None:
             most[absent] = 0
@@ -106,7 +106,7 @@ class HostDrafts:
         return Guesses(counts, np.concatenate(parts), guesses.late)
 
     def _present(self, step: StepRows, gone: Flags) -> StepRows:
-        """`step` without the decodes that are `gone`, none of which has a draft."""
+        """Return `step` without the decodes that are `gone`, none of which has a draft."""
         rows = step.sampled_rows
         absent = np.concatenate([np.zeros(len(rows) - len(gone), dtype=np.bool_), gone])
         self._table.sat_out(rows[absent], np.ones(int(gone.sum()), dtype=np.int64))
@@ -115,7 +115,7 @@ class HostDrafts:
     def end(self, step: StepRows, tokens: Ints, inputs: Ints | None = None) -> AcceptedTokens:
         """Settle what the step sampled: `tokens` [S], NO_TOKEN where logits were not finite.
 
-        Where a constraint allowed nothing, they say STUCK afterwards. `inputs`: see `accept`.
+        Sets tokens to STUCK where a constraint allowed none. `inputs`: see `accept`.
         """
         stuck = self._constraints.stuck
         if stuck:
@@ -143,7 +143,7 @@ class HostDrafts:
         return accepted
 
     def _count_guesses(self, rows: Ints, counts: Ints) -> Ints:
-        """See `AcceptedTokens.guessed`."""
+        """Count `AcceptedTokens.guessed`."""
         found = np.zeros((len(rows), 2), dtype=np.int64)
         for at, (row, count) in enumerate(zip(rows.tolist(), counts.tolist(), strict=True)):
             own = self._guessed.get(row)
@@ -152,7 +152,7 @@ class HostDrafts:
         return found
 
     def _leave_out(self, step: StepRows, accepted: AcceptedTokens) -> None:
-        """Rows whose masks were not there in time sat the step out, whatever their lines sampled."""
+        """Drop what rows sampled whose masks were not made in time: they sat the step out."""
         rows, lines = step.sampled_rows, step.lines
         late = np.isin(rows, list(self._constraints.late))
         accepted.counts[late] = 0

@@ -1,15 +1,15 @@
-"""Guesses by a smaller model with the same tokens (Leviathan et al. 2023): its likeliest continuation.
+"""Guesses by a smaller model with the same tokens (Leviathan et al. 2023): its greedy continuation.
 
-Its keys and values lie in pages of the same numbers, under a layout of their own. So forks, rollbacks
-and shared prefixes are its own as well, and nobody has to tell it of them.
+Its keys and values have the page numbers of the model's, under a layout of their own. So forks,
+rollbacks and shared prefixes hold for it as well, without a message.
 
-It computes only what it needs: a row that is not drafted costs nothing, and one that is drafted again
-first catches up, in a run of its own, whose time is reported apart (`Guesses.late`). Which slots hold
-its keys of what the slot's owner holds now is kept slot by slot: the model's writes make them stale, its
-own make them fresh. A new row finds what an earlier one left for the same prefix.
+It computes only what it needs: a row without drafts costs nothing, and one that is drafted again first
+catches up, in a run of its own, whose time is reported apart (`Guesses.late`). A flag for each slot says
+whether its keys fit the tokens of the slot's owner: the model's writes make a slot stale, the drafter's
+make it fresh. A new row finds the keys of an earlier one with the same prefix.
 
-Knows rows, tokens and slots; a `DraftRunner` knows the model. Where the row is longer than the drafter's
-context, it guesses nothing.
+This file knows rows, tokens and slots; a `DraftRunner` knows the model. A row longer than the drafter's
+context gets no guesses.
 """
 
 import time
@@ -29,18 +29,18 @@ FEW = 8  # missing tokens that run beside the last one, at next to no cost; more
 
 
 class DraftRunner(Protocol):
-    """A model that continues rows greedily."""
+    """Interface: a model that continues rows greedily."""
 
     def run(self, step: StepRows, most: Ints) -> Ints:
-        """Run `step`, whose tokens are all given, and go on from the S that sample to `most` [S] tokens.
+        """Run `step`, whose tokens are all given, and continue its S lines that sample to `most` tokens.
 
-        `most` descends. Returns int64 [S, most[0]]; behind a row's own tokens is garbage.
+        `most` [S] descends. Returns int64 [S, most[0]]; beyond a row's own tokens is garbage.
         """
         ...
 
 
 class ModelDrafter:
-    """Over the pages of `table`, up to position `context`; tokens below both vocabularies' sizes."""
+    """Drafter over the pages of `table`, up to position `context`."""
 
     def __init__(
         self, runner: DraftRunner, table: RowTable, context: int, vocabulary: int, slots: int
@@ -157,8 +157,9 @@ class ModelDrafter:
             end += count
 
     def _right(self, row: int, sampled: Tokens) -> int:
-        """How many of the row's inputs ran as it was sampled: its last token, then its guesses, the last
-        of which did not run. Others may have been drafted in place of some: see `Constraints`.
+        """Count the inputs that ran and are now the row's tokens: its last one, then its right guesses.
+
+        The last guess did not run. A constraint may have put other drafts in the place of guesses.
         """
         right = 1
         for said, token in zip(self._said[row][:-1], sampled.tolist(), strict=False):
@@ -168,7 +169,7 @@ class ModelDrafter:
         return right
 
     def _step(self, rows: Ints, counts: Ints, complete: Ints) -> StepRows:
-        """Extends of `rows` by what they miss, decodes if that is a token each.
+        """Make extends of `rows` by `counts` missing tokens; decodes if that is one token each.
 
         Those at `complete` sample.
         """
@@ -183,6 +184,6 @@ class ModelDrafter:
         return StepRows(rows, starts, counts, len(rows), tokens, complete, complete)
 
     def _mark(self, rows: Ints, starts: Ints, counts: Ints) -> None:
-        """Positions from `starts` on have their KV."""
+        """Mark `counts` positions from `starts` on: they have their KV."""
         positions = np.repeat(starts, counts) + within(counts)
         self._fresh[self._table.slots_at(np.repeat(rows, counts), positions)] = True

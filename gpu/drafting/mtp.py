@@ -1,14 +1,13 @@
-"""Guesses by the checkpoint's own layer for further tokens (`models.mtp`), on torch.
+"""Guesses by the checkpoint's own multi-token prediction (MTP) layer (`models.mtp`), on torch.
 
 The layer runs at the end of every step, for each position whose next token is known: so its keys and
-values lie in the pages of the tokens that they are of, and forks, rollbacks and shared prefixes have
-them. A guess goes on from the last one: the layer's own stream stands in for the model's then. At the
-seam of a fork its keys know another next token or none, which may make a guess worse, and never an
-output.
+values lie in the pages of their tokens, and forks, rollbacks and shared prefixes have them. A guess goes
+on from the one before, with the layer's own stream in place of the model's. At the seam of a fork a key
+was computed with another next token or not at all, which may make a guess worse, and never an output.
 
-With several ranks each has a part of the layer: rank 0 tells the others what runs.
+Each of several ranks has a part of the layer: rank 0 tells the others what runs.
 
-Knows rows and steps, and no weights.
+This file knows rows and steps, and no weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ _Pairs = list[tuple[int, int, Tensor, list[int]]]  # row, first position, stream
 
 
 class MtpDrafter:
-    """Guesses with `passes`. `tell`: is called ahead of each pass with what runs; see `MtpPasses`."""
+    """Drafter with `passes`. `tell`: called before each pass with what runs; see `MtpPasses.follow`."""
 
     def __init__(
         self, passes: "MtpPasses", context: int,
@@ -85,14 +84,14 @@ class MtpDrafter:
         self._step = step
 
     def saw(self, hidden: Tensor) -> None:
-        """The model's streams behind its last norm, of all lines of the step."""
+        """Take over the model's streams after its last norm, of all lines of the step."""
         self._hidden = hidden
 
     def observe(self, rows: Ints, counts: Ints, tokens: Tokens) -> None:
         self._left = rows, counts, tokens
 
     def end(self) -> None:
-        """The step is over: run the layer on it."""
+        """Run the layer on the step, which is over."""
         self._run_prompts()
         if self._left is not None:
             self._run_samples(*self._left)
@@ -141,7 +140,7 @@ class MtpDrafter:
                 self._ready[row] = start + len(sampled), streams[last - 1]
 
     def _run(self, pairs: _Pairs) -> Tensor:
-        """The layer's streams of all positions of `pairs`."""
+        """Run the layer on all positions of `pairs`. Returns its streams there."""
         if not pairs:
             return self._hidden[:0]
         rows, starts, counts = (
@@ -155,15 +154,16 @@ class MtpDrafter:
 
 
 class MtpPasses:
-    """Runs `layer` over the pool of `ops`; `attention` is its own, and reads the pages of the model's
-    rows. Of several ranks each makes the same calls.
+    """The passes of `layer` over the pool of `ops`. Each of several ranks makes the same calls.
+
+    `attention`: the layer's own, over the page tables of the model's rows.
     """
 
     def __init__(self, layer: MtpLayer, ops: TorchOps, attention: AttentionBackend) -> None:
         self._layer, self._ops, self._attention = layer, ops, attention
 
     def run(self, step: StepRows, hidden: Tensor | None) -> Tensor:
-        """The layer's streams at the positions of `step`, whose tokens are those behind them.
+        """Run the layer at the positions of `step`, whose tokens are the next ones. Returns its streams.
 
         `hidden` [T, hidden]: see `MtpLayer.forward`.
         """
@@ -173,12 +173,12 @@ class MtpPasses:
         return self._layer.forward(inputs, self._ops, hidden, behind).normed
 
     def logits(self, streams: Tensor) -> Tensor:
-        """[S, vocabulary] of `streams` [S, hidden], which are rank 0's."""
+        """Compute logits [S, vocabulary] of `streams` [S, hidden], which are those of rank 0."""
         stream = self._ops.stream(streams, None)
         return self._layer.logits(stream, self._ops)
 
     def follow(self, step: StepRows | None, lines: int) -> None:
-        """Take part in what rank 0 runs: `run`, or `logits` of so many lines."""
+        """Run what rank 0 runs: `run`, or, without a step, `logits` of so many lines."""
         decoder = self._layer.decoder
         if step is None:
             shape = lines, decoder.config.hidden_size

@@ -1,12 +1,12 @@
-"""Guesses by repetition: what followed the last tokens when they stood in the row before.
+"""Guesses by repetition: the tokens that followed the row's last tokens where these stood before.
 
-For each row the longest earlier match of its end is looked for, in its whole branch: prompt, earlier
-turns and output. Code, JSON, quotes and agents repeat themselves (prompt lookup; Saxena 2023).
+The longest earlier match of a row's end is searched in its whole branch: prompt, earlier turns and
+output. Code, JSON, quotes and agents repeat themselves (prompt lookup; Saxena 2023).
 
-A match that goes on to predict right stays the longest one, so it is only followed. Where it breaks, an
-index finds the next: earlier places by the hash of the three tokens that end there, as LZ77 compressors
-keep them, newest first. The index grows only when it is asked, so a row that is not drafted pays
-for nothing but its tokens. Eight bytes a token, of the last 32,768 at most.
+A match whose guesses are right stays the longest one, so it is only followed. Where it breaks, an index
+finds the next: earlier places by the hash of the three tokens that end there, newest first, as in LZ77
+compressors. The index grows only when it is asked, so a row without drafts pays for its tokens alone.
+Eight bytes a token, of the last 32,768 at most.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ Places = npt.NDArray[np.int32]
 
 
 class _Index:
-    """Places of a row's tokens by the hash of the SHORTEST tokens that end there."""
+    """The places of a row's tokens by the hash of the SHORTEST tokens that end there."""
 
     def __init__(self) -> None:
         self._base = 0  # first place that is indexed
@@ -41,7 +41,7 @@ class _Index:
         self._before: Places = np.empty(0, dtype=np.int32)  # the next older one, by place - base
 
     def candidates(self, tokens: Tokens, last: int, end: Tokens) -> list[int]:
-        """Places before `last` that may end like `end`, newest first. Indexes all before it."""
+        """Find places before `last` that may end like `end`, newest first. Indexes all before it."""
         self._reach(tokens, last)
         at = int(self._heads[_hash(end, len(end) - 1) >> self._shift])
         found: list[int] = []
@@ -64,7 +64,7 @@ class _Index:
         self._end = max(self._end, end)
 
     def _rebuild(self, tokens: Tokens, end: int) -> None:
-        """Room for twice as many tokens, up to the window."""
+        """Make room for twice as many tokens, up to the window."""
         self._base = max(SHORTEST - 1, end - _WINDOW)
         room = min(2 * (end - self._base) + _FEW, 2 * _WINDOW)
         self._shift = max(0, _BITS - room.bit_length())
@@ -73,7 +73,7 @@ class _Index:
         self._add(tokens, self._base, end)
 
     def _add(self, tokens: Tokens, first: int, end: int) -> None:
-        """Many places at once: the older neighbour of each in the order of the hashes."""
+        """Add many places at once: sorted by hash, the neighbour of each is the next older one."""
         places = np.arange(first, end, dtype=np.int32)
         hashes = _hashes(tokens, first, end) >> np.uint16(self._shift)
         order = np.argsort(hashes, kind="stable")  # a radix sort
@@ -86,7 +86,7 @@ class _Index:
 
 
 def _hash(tokens: Tokens, place: int) -> int:
-    """Of the SHORTEST tokens that end at `place`: 16 bits."""
+    """Hash the SHORTEST tokens that end at `place` to 16 bits."""
     mixed = 0
     for factor, token in zip(_FACTORS, tokens[place - SHORTEST + 1 : place + 1].tolist(), strict=True):
         mixed = (mixed ^ token) * factor & 0xFFFFFFFF
@@ -94,7 +94,7 @@ def _hash(tokens: Tokens, place: int) -> int:
 
 
 def _hashes(tokens: Tokens, first: int, end: int) -> npt.NDArray[np.uint16]:
-    """`_hash` of the places [first, end)."""
+    """Compute `_hash` of the places [first, end)."""
     mixed = np.zeros(end - first, dtype=np.uint64)
     for i, factor in enumerate(_FACTORS):
         begin = first - SHORTEST + 1 + i
@@ -104,7 +104,7 @@ def _hashes(tokens: Tokens, first: int, end: int) -> npt.NDArray[np.uint16]:
 
 
 class NgramDrafter:
-    """See the top of the file. A match of fewer than SHORTEST tokens guesses nothing."""
+    """Drafter by repetition. A match of fewer than SHORTEST tokens gives no guess."""
 
     def __init__(self, max_rows: int) -> None:
         self._histories = DraftHistories(max_rows)
@@ -159,7 +159,7 @@ class NgramDrafter:
             self._histories.append(row, sampled)
 
     def _follow(self, row: int, sampled: Tokens) -> None:
-        """Move the match along with what was sampled, if that is what it said."""
+        """Move the match along with the sampled tokens, if it guessed them."""
         match = int(self._match[row])
         if match > 0:
             tokens = self._histories.of(row)
@@ -167,7 +167,7 @@ class NgramDrafter:
             self._match[row] = match + len(sampled) if (said == sampled).all() else -1
 
     def _find(self, row: int) -> int:
-        """The place behind the longest earlier match of the row's end, 0 if there is none."""
+        """Find the place after the longest earlier match of the row's end; 0: there is none."""
         match = int(self._match[row])
         if match > 0:
             return match
@@ -179,7 +179,7 @@ class NgramDrafter:
         return match
 
     def _longest(self, row: int, last: int, end: Tokens) -> int:
-        """The place behind the one before `last` that ends most like `end`; 0 if there is none."""
+        """Find the place after the longest match of `end` before `last`; 0: there is none."""
         tokens, end = self._histories.of(row), end[::-1]
         best, longest = -1, SHORTEST - 1
         for place in self._indexes[row].candidates(tokens, last, end[::-1]):

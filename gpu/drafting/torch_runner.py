@@ -14,7 +14,7 @@ _NO_TOKENS = np.empty(0, dtype=np.int32)
 
 
 class TorchRunner:
-    """Runs `model` over `pool`; `attention` is its own, of its own shape."""
+    """Draft model on torch over `pool`. `attention`: its own, of its own shape."""
 
     def __init__(self, model: Decoder, pool: KVPool, attention: AttentionBackend, max_rows: int) -> None:
         self._model, self._attention = model, attention
@@ -39,7 +39,7 @@ class TorchRunner:
         return found
 
     def _sample(self, step: StepRows) -> Tensor:
-        """The likeliest token behind each line that samples, int64[S] on the host."""
+        """Run the model. Returns the likeliest token of each line that samples, int64[S] on the host."""
         inputs = torch_inputs(step, self._attention, self._model.device)
         hidden = self._model.forward(inputs, self._ops)
         if not len(step.sampling):

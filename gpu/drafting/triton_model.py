@@ -1,8 +1,8 @@
 """The kernels between the forward passes of a draft model that guesses on the device.
 
-The first pass runs each row's last token, and before it what the row lacks; every pass behind it runs
-the token that the one before has sampled. Positions are those of the step that the drafts are for, which
-are right on the device alone, and so are the tokens: of a slot, or the row's last one.
+The first pass runs each row's missing tokens, then its last one; every later pass runs the token that
+the one before has sampled. Positions and tokens are those of the step that the drafts are for, which are
+right on the device alone: a token is that of a slot, or the row's last one.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -22,7 +22,7 @@ _BLOCK = 128
 
 @dataclass(slots=True)
 class Lines:
-    """What a pass reads: int32, a line each. `places`: rows and positions, one behind the other."""
+    """The inputs of a pass: int32[lines] each. `places`: [2, lines], rows and positions together."""
 
     ids: Tensor
     rows: Tensor
@@ -35,7 +35,7 @@ class Lines:
         return cls(ids, rows, positions, lines[1:])
 
     def named(self, count: int) -> dict[str, Tensor]:
-        """The first `count` of them, as `StepInputs` names them."""
+        """Return the first `count` lines, by the names of `StepInputs`."""
         return {
             "input_ids": self.ids[:count], "rows": self.rows[:count], "positions": self.positions[:count]
         }  # fmt: skip
@@ -44,9 +44,9 @@ class Lines:
 class Chain:
     """The passes of up to `rows` rows, the first one of up to `lines` lines, on one device.
 
-    `first` and `next` are what they run. `runs` and `ends` int32: the attention's plan of the first
-    pass, and which of its lines are the rows' last ones. `temperatures`, `uniforms`: how the pass draws;
-    `tokens`: what it sampled, -1 where its logits were not finite.
+    `first` and `next`: inputs of the first pass and of later ones. `runs` and `ends` int32: the
+    attention's plan of the first pass, and which of its lines are the rows' last ones. `temperatures`,
+    `uniforms`: of the pass's draws; `tokens`: what it sampled, -1 where logits were not finite.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Chain:
         self._draws = torch.zeros((most, rows), dtype=torch.float64, device=device)
 
     def begin(self, sent: dict[str, Tensor], inputs: StepInputs[Tensor]) -> None:
-        """Lay out the first pass. `sent`: int32, as of `device_model`; `inputs`: of the step."""
+        """Lay out the first pass. `sent`: int32, see `device_model`; `inputs`: the step's."""
         verifier, lines, rows = self._verifier, len(sent["targets"]), len(sent["ends"])
         assert verifier.tokens is not None
         first, draws = self.first, self._draws
@@ -83,7 +83,7 @@ class Chain:
         )  # fmt: skip
 
     def step_back(self, rows: int, known: Tensor) -> None:
-        """Let the first pass run the positions ahead of its own, of rows that are `known`."""
+        """Move the first pass back by a position, for rows that are `known`; others become padding."""
         lines = self.first
         real = known[lines.rows[:rows].long()]
         lines.positions[:rows] = torch.where(real, lines.positions[:rows] - 1, 0)
@@ -91,7 +91,7 @@ class Chain:
         self._starts[:rows] -= 1
 
     def advance(self, rows: int) -> None:
-        """What the first `rows` rows sampled becomes their next draft, and the next pass's input."""
+        """Make what the first `rows` rows sampled their next draft, and the next pass's input."""
         inputs, following, draws = self._verifier.inputs, self.next, self._draws
         known, vocabulary = self._vocabularies
         _advance[(triton.cdiv(rows, _BLOCK),)](
@@ -101,7 +101,7 @@ class Chain:
         )  # fmt: skip
 
     def fill(self, inputs: StepInputs[Tensor]) -> None:
-        """The tokens of a step of extends, whose positions are right: from their slots."""
+        """Read the tokens of a step of extends, whose positions are right, from their slots."""
         verifier, lines = self._verifier, len(inputs.rows)
         _fill[(triton.cdiv(lines, _BLOCK),)](
             inputs.input_ids, inputs.rows, inputs.positions, verifier.tokens, verifier.pages, lines,
@@ -111,7 +111,7 @@ class Chain:
 
 @triton.jit
 def _held(tokens, pages, row, columns, position, there, PAGE: tl.constexpr):
-    """The token of a row's position."""
+    """Load the token at a row's position."""
     page = tl.load(pages + row.to(tl.int64) * columns + position // PAGE, mask=there, other=0)
     return tl.load(tokens + page.to(tl.int64) * PAGE + position % PAGE, mask=there, other=0)
 
@@ -123,7 +123,7 @@ def _begin(
     now, draws, lines, count, room, columns, vocabulary, spare, PAGE: tl.constexpr, MOST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """targets: of each line, the step's line that runs its row's last token, -1: padding."""
+    """Lay out a first pass. targets: the step's line of each line's row's last token, -1: padding."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < lines
     target = tl.load(targets + at, mask=inside, other=-1)

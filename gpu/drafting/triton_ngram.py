@@ -1,12 +1,12 @@
-"""Drafts from the row's own tokens, on the device: what followed the last place that ends alike.
+"""Drafts from the row's own tokens, on the device: those after the best earlier match of its end.
 
-Of all earlier places the one is taken behind which the most tokens agree with the row's last ones, up to
-four, and the latest among equals (prompt lookup, Saxena 2023; suffix matching as in Oliaro et al. 2024).
-What came next there is the guess; where it runs into the end of the row it starts over, so a text that
-repeats itself is continued. Where nothing agrees it guesses the last token again: the lines run anyway.
+The match is the earlier place whose last tokens, up to four, agree with most of the row's last ones; the
+latest among equals (prompt lookup, Saxena 2023; suffix matching as in Oliaro et al. 2024). The tokens
+that follow it are the guess; where they run into the end of the row they start over, so a text that
+repeats itself is continued. Without a match the last token is guessed again: the lines run anyway.
 
-The tokens are read through the page table, as keys are. So a row knows all that its branch holds,
-whoever computed it, and forks, rollbacks and shared prefixes need nothing.
+Tokens are read through the page table, as keys are. So a row sees all tokens of its branch, whichever
+row computed them, and forks, rollbacks and shared prefixes need nothing.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -26,7 +26,7 @@ _MOST = 8  # drafts
 
 
 class DeviceNgramDrafter(DeviceDrafter):
-    """Knows all that a row's pages hold, so it guesses for every row."""
+    """Drafter by repetition on the device. It reads the tokens of pages, so it guesses for every row."""
 
     name = "ngram"
     reads_tokens = True
@@ -58,7 +58,7 @@ def _propose(
     ids, rows, positions, inputs, tokens, pages, lines, columns, width, PAGE: tl.constexpr,
     REACH: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """The program of a decode's first line writes its drafts, whose lines follow."""
+    """Write a decode's drafts, in the program of its first line; the drafts' lines follow it."""
     line = tl.program_id(0)
     row = tl.load(rows + line).to(tl.int64)
     number = 1 + tl.arange(0, MOST)

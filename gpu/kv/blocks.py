@@ -1,8 +1,8 @@
-"""Blocks of KV in host memory: a slot holds what up to `BLOCK` tokens have in all layers, in one piece.
+"""Blocks of KV in host memory: a slot holds the KV of up to `BLOCK` tokens, all layers in one piece.
 
 Which tokens a slot holds is the cache actor's business; here a slot has a seal, a checksum of the bytes
-and of the key that came with them (`host_memory.py`). What was torn, overwritten or flipped, or is
-another block, is never copied to a page. This file does not know steps or streams.
+and of the block's key (`host_memory.py`). A block that is torn, overwritten or damaged, or is another
+one, is never copied to a page. This file does not know steps or streams.
 """
 
 from collections.abc import Iterable
@@ -19,18 +19,18 @@ from ramify.protocol.plan import FULL, STATE, WINDOW, MovedBlock
 
 
 def block_bytes(pool: KVPool) -> int:
-    """Of one block, over all layers."""
+    """Count the bytes of a block, over all layers."""
     return BLOCK * sum(tensor[:, 0].numel() * tensor.itemsize for tensor in pool.memory)
 
 
 def words(tensor: Tensor) -> Tensor:
-    """The same memory in words as wide as its last axis allows: copies do not mind what they mean."""
+    """View a tensor as int64, or as uint8 where its last axis has no whole words, for copies."""
     wide = tensor.shape[-1] * tensor.itemsize % 8 == 0
     return tensor.view(torch.int64 if wide else torch.uint8)
 
 
 class HostBlocks:
-    """`count` slots for blocks of `pool`. Copies are over when a call returns.
+    """Host memory of `count` slots for blocks of `pool`. Copies are over when a call returns.
 
     Memory of slots that are never used is never committed.
     """
@@ -47,7 +47,7 @@ class HostBlocks:
         self.bytes = torch.from_numpy(self.host.blocks)
 
     def save(self, blocks: Iterable[MovedBlock]) -> None:
-        """Copy the pages of each block to its slot, or its part of a state."""
+        """Copy the pages of each block, or its part of a state, to its slot."""
         for block in blocks:
             own, at = self.bytes[block.slot], 0
             if block.form == STATE:
@@ -89,21 +89,21 @@ class HostBlocks:
             at += size
 
     def _state(self, block: MovedBlock) -> list[tuple[int, Tensor]]:
-        """Where a part of a state lies in its block and in the pool."""
+        """Find where a part of a state lies in its block and in the pool."""
         assert self._pool.states is not None
         return self._pool.states.part(int.from_bytes(block.pages, "little"), block.part, self._size)
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self.bytes = torch.empty(0, dtype=torch.uint8)
         self.host.close()
 
     def _places(self, form: int, pages: npt.NDArray[np.int32]) -> Tensor:
-        """The slots of the pool's tensors."""
+        """List the KV slots of pages int32[n], on the pool's device: int64[n * page size]."""
         size = self._pool.page_size if form == FULL else 1
         places = pages.astype(np.int64)[:, None] * size + np.arange(size)
         return torch.from_numpy(places.reshape(-1)).to(self._device)
 
     def _seal(self, block: MovedBlock) -> int:
-        """What its slot's seal has to be."""
+        """Compute the seal that the block's slot must have."""
         return self.host.seal(block.key, self.host.blocks[block.slot])

@@ -1,10 +1,10 @@
-"""Blocks of KV of a GPU, in pinned host memory: what `blocks.py` does, beside the steps.
+"""Blocks of KV of a GPU, in pinned host memory, copied on a stream beside the steps.
 
-A step gathers what it saves into a chunk of device memory, and takes its seals there. So its pages
-are free at once, while the copy engine brings the chunk to the host on a stream of its own. What is
-loaded comes on that stream, too: it is copied to a chunk, checked and written to its pages while the
-step runs. Whether it is what was saved is known with the step's result; until then nobody reads these
-pages, and the next step waits before it writes any.
+A step gathers the blocks that it saves in a chunk of device memory, and computes their seals there. So
+their pages are free at once, while the copy engine brings the chunk to the host on a stream of its own.
+Blocks are loaded on that stream, too: copied to a chunk, checked and written to their pages while the
+step runs. Whether they are intact is known with the step's result. Until then no step reads these pages,
+and the next step waits for the load before it writes any page.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -31,7 +31,7 @@ _CHUNK_BYTES = 64 << 20  # of blocks that are gathered at once
 
 
 class _Chunk:
-    """Blocks between the pool and the host. `used`: what read or wrote it last is over."""
+    """A buffer between the pool and the host. `used`: its last reader or writer is over."""
 
     def __init__(self, blocks: int, size: int, device: torch.device) -> None:
         self.bytes = torch.empty((blocks, size), dtype=torch.uint8, device=device)
@@ -40,7 +40,7 @@ class _Chunk:
 
 
 class CudaBlocks:
-    """`count` slots for blocks of `pool`."""
+    """Pinned host memory of `count` slots for blocks of `pool`. Raises ModelError if it cannot be."""
 
     def __init__(self, pool: KVPool, count: int) -> None:
         device = pool.memory[0].device
@@ -72,9 +72,7 @@ class CudaBlocks:
         self._loading: torch.cuda.Event | None = None
 
     def begin(self) -> None:
-        """A step is about to be launched: what the last one loads is written before it runs, as another
-        request may have its pages by then.
-        """
+        """Let the next step wait for the last one's loads: a page may be another request's by then."""
         if self._loading is not None:
             self._steps.wait_event(self._loading)
             self._loading = None
@@ -107,7 +105,7 @@ class CudaBlocks:
         return lost
 
     def close(self) -> None:
-        """Let go of the host's memory. No copy is under way."""
+        """Unpin and release the host memory. No copy may be under way."""
         self._runtime.cudaHostUnregister(self._pointer)
         self.bytes = self._seals = torch.empty(0)
         self.host.close()
@@ -127,7 +125,7 @@ class CudaBlocks:
         chunk.used.record(self._copies)
 
     def _load(self, blocks: Sequence[MovedBlock]) -> Tensor:
-        """bool[n]: which of them are what was saved."""
+        """Load blocks. Returns which of them are intact: bool[n] on the device."""
         chunk, count = self._take(), len(blocks)
         self._copies.wait_event(chunk.used)
         own, seals = chunk.bytes[:count], chunk.seals[:count]
@@ -145,9 +143,7 @@ class CudaBlocks:
         return self._chunks[self._next]
 
     def _move(self, blocks: Sequence[MovedBlock], own: Tensor, seals: Tensor, *, save: bool) -> None:
-        """Copy blocks from the pool to `own` [n, bytes] if `save`, else the other way. Their sums are
-        added to `seals` [n].
-        """
+        """Copy blocks from the pool to `own` uint8[n, bytes], or back; add their sums to `seals` [n]."""
         first = 0
         for at in range(1, len(blocks) + 1):
             form = blocks[first].form
@@ -163,7 +159,7 @@ class CudaBlocks:
     def _move_states(
         self, blocks: Sequence[MovedBlock], own: Tensor, seals: Tensor, *, save: bool
     ) -> None:
-        """`own`: int64[n, words]."""
+        """Copy blocks that are parts of states, as `_move`. `own`: int64[n, words]."""
         assert self._pool.states is not None
         if save:
             own.zero_()  # behind a state's last part
@@ -180,8 +176,9 @@ class CudaBlocks:
         seals += (own * (order * FACTOR | 1)).sum(1)
 
     def _places(self, form: int, blocks: Sequence[MovedBlock]) -> Tensor:
-        """The slots of the pool's tensors, as many for each block; the padding's for pages that are not
-        loaded, or that a block has not.
+        """List the KV slots of each block, equally many: int64[n * slots of a block].
+
+        The padding slot stands for pages that a block does not have, or that are not loaded.
         """
         size = self._pool.page_size if form == FULL else 1
         pages = np.full((len(blocks), self._pages[form]), -1, dtype=np.int32)
@@ -194,20 +191,20 @@ class CudaBlocks:
         return torch.from_numpy(places.reshape(-1)).to(self._device, non_blocking=True)
 
     def _keys(self, blocks: Sequence[MovedBlock]) -> Tensor:
-        """int64[n]: what their keys add to the seals."""
+        """Compute what the blocks' keys add to their seals: int64[n]."""
         keys = torch.tensor([key_part(block.key) for block in blocks])
         return keys.to(self._device, non_blocking=True)
 
 
 class HostMoves:
-    """The same where the pool is the host's, as in Triton's interpreter."""
+    """`CudaBlocks` for a pool on the CPU, as in Triton's interpreter."""
 
     def __init__(self, pool: KVPool, count: int) -> None:
         self._blocks = HostBlocks(pool, count)
         self.host = self._blocks.host
 
     def begin(self) -> None:
-        """Nothing is under way between calls."""
+        """Do nothing: no copy is under way between calls."""
 
     def save(self, blocks: Sequence[MovedBlock]) -> None:
         self._blocks.save(blocks)
@@ -221,6 +218,6 @@ class HostMoves:
 
 
 def device_blocks(pool: KVPool, count: int) -> CudaBlocks | HostMoves:
-    """What moves blocks of `pool`."""
+    """Make the host memory for blocks of `pool`."""
     cuda = pool.memory[0].device.type == "cuda"
     return CudaBlocks(pool, count) if cuda else HostMoves(pool, count)

@@ -1,16 +1,16 @@
 """The paged KV cache: how keys and values lie in memory, who allocates them and how they are stored.
 
-Page p holds the slots [p * page_size, (p + 1) * page_size). Which page belongs to whom is the cache
-actor's business; this file knows only slots. One slot after the last page belongs to no page: padding
+Page p holds the slots [p * page_size, (p + 1) * page_size). Which branch has a page is the cache actor's
+business; this file knows only slots. One slot after the last page belongs to no page: padding
 points there. On torch it is only read and stays zero, because what a freed page holds may be NaN, and
 zero times NaN would reach a neighbour's output. The CUDA executor's padding writes there too, and
 nothing but padding reads it.
 
-A layout is one way to keep a token's keys and values: as pairs, or as a latent vector for all heads.
-Another one is a class like `PairLayout`, and kernels that read and write it; executors and models ask
-for nothing but what `KVLayout` says. In 8-bit floats (`FP8`) each token and head has a scale: the
-largest number takes the largest code. Layers with a window may have slots of
-their own, fewer ones, in pages of one token: see `protocol.plan`.
+A layout is one way to keep a token's keys and values: as pairs, or as a latent vector for all heads. To
+add one, write a class like `PairLayout`, and kernels that read and write it; executors and models need
+nothing but `KVLayout`. In 8-bit floats (`FP8`) each token and head has a scale: the largest number takes
+the largest code. Layers with a window may have slots of their own, fewer ones, in pages of one token:
+see `protocol.plan`.
 """
 
 from collections.abc import Iterator
@@ -57,13 +57,13 @@ class LayerKV:
                 break
 
     def read(self, slots: "slice | Tensor", dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys and values [n, kv_heads, head_dim] of some slots, as floats."""
+        """Read keys and values [n, kv_heads, head_dim] of some slots as floats of `dtype`."""
         k = _floats(self.k, self.k_scales, slots, dtype)
         return k, k if self.tail else _floats(self.v, self.v_scales, slots, dtype)
 
 
 def to_codes(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """rows [T, heads, D] as codes, uint8, and what each head's are to be multiplied by, [T, heads]."""
+    """Round rows [T, heads, D] to codes, as uint8. Returns also the scales of the heads, [T, heads]."""
     wide = rows.float()
     scales = wide.abs().amax(-1).clamp_(min=1e-12) / LARGEST
     codes = (wide / scales[..., None]).clamp_(-LARGEST, LARGEST).to(FP8)
@@ -83,11 +83,10 @@ def _floats(own: Tensor, scales: Tensor | None, slots: "slice | Tensor", dtype: 
 
 @dataclass(slots=True)
 class KVPool:
-    """The memory of all layers. The last slot is the padding's.
+    """The memory of all layers. The last slot is for padding.
 
-    `memory`: tensors of [layers, slots, ...] that together hold everything which belongs to slots of
-    `pages`; layers of unequal sizes are in tensors of their own. `window_memory`: the same of window
-    pages.
+    `memory`: tensors [layers, slots, ...] that together hold all keys, values and scales of `pages`;
+    layers of unequal sizes are in tensors of their own. `window_memory`: the same of window pages.
     """
 
     pages: int
@@ -108,7 +107,7 @@ class KVPool:
 
 
 def copy_pages(slots: Tensor, page_size: int, sources: Tensor, targets: Tensor, dim: int = 0) -> None:
-    """Copy pages of a tensor whose `dim` counts slots: those of whole pages, perhaps one behind them."""
+    """Copy pages of a tensor whose axis `dim` is slots: whole pages, and perhaps a padding slot."""
     pages = slots.shape[dim] // page_size
     shape = *slots.shape[:dim], pages, page_size, *slots.shape[dim + 1 :]
     paged = slots.narrow(dim, 0, pages * page_size).view(shape)
@@ -116,22 +115,22 @@ def copy_pages(slots: Tensor, page_size: int, sources: Tensor, targets: Tensor, 
 
 
 class KVLayout(Protocol):
-    """How a model's keys and values are kept."""
+    """Interface: one way to keep a model's keys and values."""
 
     @property
     def bytes_per_token(self) -> int:
-        """Of one token, over all layers that do not use window pages."""
+        """Bytes of a token, over all layers that do not use window pages."""
         ...
 
     @property
     def bytes_per_window_page(self) -> int:
-        """Over all layers that do."""
+        """Bytes of a window page, which is one token, over all layers that use them."""
         ...
 
     def allocate(
         self, pages: int, page_size: int, device: torch.device, window_pages: int = 0
     ) -> KVPool:
-        """Memory for so many pages. Raises torch.OutOfMemoryError."""
+        """Allocate memory for so many pages. Raises torch.OutOfMemoryError."""
         ...
 
 
@@ -139,12 +138,12 @@ _Part = tuple[Tensor, Tensor | None]
 
 
 def _head_bytes(dim: int, dtype: torch.dtype) -> int:
-    """Of a token's key or value, or of its latent."""
+    """Count the bytes of a token's key or value of one head, or of its latent."""
     return dim * dtype.itemsize + (SCALES.itemsize if dtype == FP8 else 0)
 
 
 def _zeros_last(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Numbers [layers, slots, heads, D], codes as bytes with scales; those of the last slot are 0."""
+    """Allocate [layers, slots, heads, D], codes as bytes with scales. The last slot is zeros."""
     tensors = [torch.empty(shape, dtype=torch.uint8 if dtype == FP8 else dtype, device=device)]
     if dtype == FP8:
         tensors.append(torch.empty(shape[:-1], dtype=SCALES, device=device))
@@ -154,14 +153,14 @@ def _zeros_last(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 
 
 def _by_layer(part: list[Tensor], dtype: torch.dtype) -> Iterator[_Part]:
-    """Each layer's numbers, and their scales if they are codes."""
+    """Split into layers: each has numbers, and scales if they are codes."""
     scales = part[1].unbind(0) if dtype == FP8 else [None] * len(part[0])
     return zip(part[0].view(dtype).unbind(0), scales, strict=True)
 
 
 @dataclass(frozen=True, slots=True)
 class PairLayout:
-    """Keys and values as two tensors of one type, token slot by token slot.
+    """Layout of keys and values as two tensors of one type, slot by slot.
 
     `sizes`: KV heads and head size of each layer that keeps any. Layers of equal sizes lie in one
     tensor, and no layer is padded to the size of another. `windowed`: which of them use window pages;
@@ -191,7 +190,7 @@ class PairLayout:
     def allocate(
         self, pages: int, page_size: int, device: torch.device, window_pages: int = 0
     ) -> KVPool:
-        """Not initialised: memory of pages that are never used is never committed by the system."""
+        """See `KVLayout`. Not initialised: memory of pages that are never used is never committed."""
         memory: list[Tensor] = []
         window_memory: list[Tensor] = []
         views: dict[tuple[tuple[int, int], bool], Iterator[tuple[_Part, _Part]]] = {}
@@ -212,9 +211,9 @@ class PairLayout:
 
 @dataclass(frozen=True, slots=True)
 class LatentLayout:
-    """One vector a token and layer, which all heads read as key and as value (DeepSeek-V2, 2024).
+    """Layout of one vector a token and layer, read by all heads as key and value (DeepSeek-V2, 2024).
 
-    `rank`: of the latent; `turned`: the part of the key behind it, which turns with the position.
+    `rank`: width of the latent; `turned`: width of the rotated part of the key behind it.
     """
 
     layers: int
@@ -233,7 +232,7 @@ class LatentLayout:
     def allocate(
         self, pages: int, page_size: int, device: torch.device, window_pages: int = 0
     ) -> KVPool:
-        """Not initialised, as that of `PairLayout`."""
+        """See `PairLayout.allocate`."""
         shape = (self.layers, pages * page_size + 1, 1, self.rank + self.turned)
         memory = _zeros_last(shape, self.dtype, device)
         layers = [

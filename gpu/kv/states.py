@@ -1,7 +1,7 @@
 """Fixed states: what recurrent mixers and short convolutions keep of a sequence, slot by slot.
 
 A slot holds the state of all such layers at one position. Slot 0 is the state before any token: zeros,
-never written. Which slot belongs to whom is the cache actor's business; see `protocol.plan`.
+never written. Which branch has a slot is the cache actor's business; see `protocol.plan`.
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ Shape = tuple[int, ...]
 
 @dataclass(slots=True)
 class StatePool:
-    """The memory of all layers: `layers` [L] of the parts of each, [1 + slots + spare, *shape] float32.
+    """The states of all layers: `layers` has the parts of each, float32[1 + slots + spare, *shape].
 
-    `memory`: the tensors [layers, 1 + slots + spare, *shape] that hold them; a shape has one of its own.
-    Spare slots hold what a step leaves behind lines whose next one is a draft, until it is over.
+    `memory`: the tensors [layers, 1 + slots + spare, *shape] that hold them, one for each shape. Spare
+    slots hold, until a step is over, the states after lines whose next one is a draft.
     """
 
     slots: int  # without slot 0 and spare ones
@@ -26,8 +26,9 @@ class StatePool:
     memory: list[Tensor]
 
     def part(self, slot: int, part: int, size: int) -> list[tuple[int, Tensor]]:
-        """The bytes [part * size, (part + 1) * size) of all layers of a slot, one after another: views
-        uint8[n], and where each begins in them.
+        """Find the bytes [part * size, (part + 1) * size) of a slot, its layers one after another.
+
+        Returns views uint8[n], each with its place in the part.
         """
         views: list[tuple[int, Tensor]] = []
         first, last, at = part * size, (part + 1) * size, 0
@@ -51,19 +52,19 @@ class StatePool:
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """The shapes of the parts of each layer that keeps a state. Nothing is padded to another's size."""
+    """The shapes of the parts of each layer that keeps a state. No part is padded."""
 
     shapes: tuple[tuple[Shape, ...], ...]
 
     @property
     def bytes_per_slot(self) -> int:
-        """Of one position of one sequence, over all layers; 0: the model keeps no states."""
+        """Bytes of a slot over all layers; 0: the model keeps no states."""
         return sum(torch.Size(shape).numel() * 4 for parts in self.shapes for shape in parts)
 
     def allocate(self, slots: int, device: torch.device, spare: int = 0) -> StatePool:
-        """Memory for so many slots, slot 0 and spare ones. Raises torch.OutOfMemoryError.
+        """Allocate so many slots, slot 0 and spare ones. Raises torch.OutOfMemoryError.
 
-        Not initialised but for slot 0: memory of slots that are never used is never committed.
+        Only slot 0 is initialised: memory of slots that are never used is never committed.
         """
         all_shapes = [shape for parts in self.shapes for shape in parts]
         memory: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Blocks of KV between the pool and a chunk, and their seals on the way: one launch for a tensor.
+"""The kernel that copies blocks of KV between pool and chunk, and sums their seals: a launch a tensor.
 
 A program moves some tokens of one block in one layer. Its part of the seal (`host_memory.seal_weights`)
 is a sum modulo 2^64, so the order in which parts are added does not matter.
@@ -54,7 +54,7 @@ def _move(
 
 
 def slot_words(tensor: Tensor) -> Tensor:
-    """The same memory as int64[layers, slots, words], or as bytes where a slot has no whole words."""
+    """View a tensor as int64[layers, slots, words], or as uint8 where a slot has no whole words."""
     data = tensor.view(*tensor.shape[:2], -1).view(torch.uint8)
     return data if data.shape[-1] % 8 else data.view(torch.int64)
 
@@ -62,10 +62,10 @@ def slot_words(tensor: Tensor) -> Tensor:
 def move_blocks(
     memory: Sequence[Tensor], places: Tensor, chunk: Tensor, seals: Tensor, *, save: bool
 ) -> None:
-    """Copy blocks from `memory` to `chunk` if `save`, else from `chunk` to `memory`.
+    """Copy blocks from `memory` to `chunk` if `save`, else from `chunk` to `memory`. Adds to `seals`.
 
     `memory`: the pool's tensors, see `slot_words`; `places` int64[n * tokens]: slots of each block's
-    tokens; `chunk` int64[n, words of a block]; `seals` int64[n]: the sums of the blocks are added.
+    tokens; `chunk` int64[n, words of a block]; `seals` int64[n]: gets the blocks' sums added.
     """
     count, first = len(chunk), 0
     tokens = len(places) // count
@@ -101,7 +101,7 @@ def move_blocks(
 
 
 def _move_bytes(tensor: Tensor, places: Tensor, own: Tensor, *, save: bool) -> None:
-    """`tensor`: uint8[layers, slots, n]; `own`: int64[blocks, ...], its part of the chunk."""
+    """Copy as `move_blocks` between tensor uint8[layers, slots, n] and `own` int64[blocks, ..]."""
     count = len(own)
     if save:
         part = tensor.index_select(1, places).unflatten(1, (count, -1)).transpose(0, 1)

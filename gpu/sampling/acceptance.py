@@ -1,10 +1,11 @@
-"""Which drafts a step accepts, and what its rows' output is then. On the host.
+"""The rule by which drafts are accepted, and the output of their rows. On the host.
 
-Behind each draft, and behind the token ahead of the drafts, the sampler chose what it would have chosen
-without them. As long as that is the next draft, the row's output goes on; the first choice that is not,
-or the one behind the last draft, is its last token. So the output is what it would be without drafts,
-whatever the sampling: a simpler rule than that of Leviathan et al. 2023, which keeps a distribution but
-not its outcomes. It accepts a draft as often as the model's own draw is equal to it.
+After the token before the drafts, and after each draft, the sampler chose what it would have chosen
+without drafts. A draft is accepted if it equals the choice before it and all drafts before it were
+accepted; the row's output is its choices up to the one after the last accepted draft. So the output is
+what it would be without drafts, whatever the sampling: a simpler rule than that of Leviathan et al.
+2023, which keeps the distribution but not the outcome. It accepts a draft as often as the model's own
+draw equals it.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ _FEW = 48  # lines
 
 @dataclass(slots=True)
 class AcceptedTokens:
-    """What a step's R rows have sampled, of S lines."""
+    """The output of a step's R rows, which have S lines."""
 
     kept: npt.NDArray[np.bool_]  # [S] lines whose token is output
     counts: Ints  # [R] tokens of each row
@@ -32,7 +33,7 @@ class AcceptedTokens:
 
 
 def inputs_of(step: StepRows) -> Ints:
-    """[S] the draft that a sampling line runs; NO_TOKEN: the first line of its row, which runs none."""
+    """Return the draft that each sampling line runs, [S]; NO_TOKEN: none, its row's first line."""
     if step.lines is not None and not step.extends and len(step.given) == len(step.sampling):
         inputs = step.given.astype(np.int64)
         inputs[np.cumsum(step.lines) - step.lines] = NO_TOKEN  # of a short extend, its own token
@@ -45,9 +46,9 @@ def inputs_of(step: StepRows) -> Ints:
 
 
 def draft_ends(info: ExecutorInfo) -> tuple[int, ...]:
-    """Tokens that are never accepted as drafts: those that end a text, behind which nothing is wanted.
+    """Return the tokens that are never accepted as drafts: those that end a text.
 
-    Of models with fixed states, where only the state at the end of what was accepted is kept.
+    Only for models with fixed states, which keep the state after the last accepted token alone.
     """
     return tuple(info.eos_token_ids) if info.state_slots else ()
 
@@ -55,9 +56,9 @@ def draft_ends(info: ExecutorInfo) -> tuple[int, ...]:
 def accept(
     step: StepRows, tokens: Ints, inputs: Ints | None = None, ends: tuple[int, ...] = ()
 ) -> AcceptedTokens:
-    """`tokens` [S]: what each line sampled, NO_TOKEN where its logits were not finite.
+    """Accept drafts. `tokens` [S]: what each line sampled, NO_TOKEN where logits were not finite.
 
-    `inputs`: `inputs_of(step)`, if that is known. `ends`: drafts that are refused.
+    `inputs`: `inputs_of(step)`, if that is known. `ends`: drafts that are always refused.
     """
     lines = step.lines
     if lines is None or not len(lines):
@@ -78,7 +79,7 @@ def accept(
 
 
 def _accept_few(inputs: list[int], tokens: list[int], ends: tuple[int, ...]) -> AcceptedTokens:
-    """The same without arrays, whose operations cost more than some lines."""
+    """Accept drafts of few lines with lists, which cost less than operations on arrays."""
     kept, counts, good = list[bool](), list[int](), True
     for line, draft in enumerate(inputs):
         if draft == NO_TOKEN:
@@ -92,10 +93,8 @@ def _accept_few(inputs: list[int], tokens: list[int], ends: tuple[int, ...]) -> 
 
 
 def packed_rows(step: StepRows, accepted: AcceptedTokens) -> dict[str, Any]:
-    """`StepResult.rows`, and `counts`, `drafted` and `guessed` where a row got no token, or may get
-    several.
-
-    Rows that sat the step out are added.
+    """Pack `StepResult.rows`, and `counts`, `drafted` and `guessed` where rows may get other than one
+    token. Rows that sat the step out are added.
     """
     rows, lines, counts, guessed = step.sampled_rows, step.lines, accepted.counts, accepted.guessed
     if step.asked is not None:

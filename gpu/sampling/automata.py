@@ -1,8 +1,8 @@
 """Constraints that the device follows without the host: their tables there, and each row's state.
 
-The tables of all of them lie in one piece of memory of a fixed size. One that nobody uses stays until
-its place is needed. Those that find no place, and grammars, are followed on the host: see
-`device_constraints`, which also knows what plans say.
+All tables lie in one piece of memory of a fixed size. A table without users stays until its place is
+needed. Automata that find no place, and grammars, are followed on the host: see `device_constraints`,
+which also knows plans.
 """
 
 from dataclasses import dataclass
@@ -38,8 +38,8 @@ Int32s = npt.NDArray[np.int32]
 class Constrained:
     """The S lines of a step that sample, of which some have a constraint.
 
-    kinds int32 [S]: see `triton_automata`; states int32 [S]: of a line behind drafts, -1: its row's own;
-    words int32 [K, W]: the masks that the host made, by token.
+    kinds int32 [S]: see `triton_automata`; states int32 [S]: the state of a line after drafts, -1: that
+    of its row; words int32 [K, W]: the masks that the host made, a bit for each token.
     """
 
     kinds: Int32s
@@ -49,7 +49,7 @@ class Constrained:
 
 @dataclass(slots=True)
 class Followed:
-    """N asks of a step on the device, as `DeviceAutomata.masks` left them for `advance`."""
+    """The N asks of a step on the device, as `DeviceAutomata.masks` left them for `advance`."""
 
     asks: Tensor
     states: Tensor
@@ -57,15 +57,15 @@ class Followed:
 
 
 class DeviceAutomata:
-    """The automata that rows follow. `put` may be called from any thread, the rest by the executor's.
+    """The automata that rows follow. `put`: from any thread; all else: from the executor's.
 
-    `always_nested`: launch what follows values that no schema describes, even if no row has such.
-    On the device, int32: `arena`, all tables; `tables` [rows], where a row's begin; `states` [rows].
+    `always_nested`: launch the kernels that know values without a schema, even if no row has such.
+    On the device, int32: `arena`, all tables; `tables` [rows], where each row's begins; `states` [rows].
     `made`: the tables of constraints on the host.
     """
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device, size: int) -> None:
-        """`size`: bytes of all tables."""
+        """`size`: bytes for all tables."""
         self._device = device
         self._places = Arena(size // (4 * _ALIGN))
         self.arena = torch.zeros(size // 4, dtype=torch.int32, device=device)
@@ -87,7 +87,7 @@ class DeviceAutomata:
 
     @property
     def used_bytes(self) -> int:
-        """What tables take on the device."""
+        """Bytes of the tables on the device."""
         return self._places.used * 4 * _ALIGN
 
     def put(self, ident: int, machine: TokenAutomaton) -> bool:
@@ -107,13 +107,14 @@ class DeviceAutomata:
         return made is not None
 
     def forget(self, ident: int) -> None:
-        """No row has the constraint."""
+        """Drop a constraint that no row has."""
         self.made.pop(ident, None)
         self._places.forget(ident)
 
     def open(self, row: int, ident: int, state: int, forced: int | None = None) -> bool:
-        """Whether `row` follows constraint `ident` here, from `state` on; it was closed. `forced`: the
-        token that must come there, which is not known here of states that no output comes to.
+        """Let a closed `row` follow constraint `ident` from `state` on. Returns False if it cannot.
+
+        `forced`: the token that must come there; a table does not know it of states no output reaches.
         """
         table = self.made.get(ident)
         if table is None or (forced is not None and int(table[KNOWN + state]) >> 1 != forced + 1):
@@ -132,7 +133,7 @@ class DeviceAutomata:
         return True
 
     def close(self, row: int) -> None:
-        """The row follows nothing any more."""
+        """Stop following a row."""
         ident = self._of.pop(row, None)
         if ident is not None:
             self._places.leave(ident)
@@ -151,7 +152,7 @@ class DeviceAutomata:
         self._fresh.clear()
 
     def masks(self, followed: Followed, words: Tensor) -> TokenMasks:
-        """The masks of the asks; `words` int32 [K, W]: those of the host. Counts become their sizes."""
+        """Make the masks of the asks, and count their tokens. `words` int32 [K, W]: the host's masks."""
         masks = TokenMasks(self._words[: len(followed.asks)], self._tokens.places)
         masks_into(
             followed.asks, self._tokens, self.arena, self.tables, self.states, followed.states, words,
@@ -181,6 +182,6 @@ class DeviceAutomata:
 
 
 def lines_without(count: int, words: int) -> Constrained:
-    """So many lines, none with a constraint."""
+    """Make `count` lines, none with a constraint."""
     none = np.full(count, -1, dtype=np.int32)
     return Constrained(none, none.copy(), np.zeros((1, words), dtype=np.int32))

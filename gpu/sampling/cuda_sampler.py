@@ -1,4 +1,4 @@
-"""Sampling on CUDA: the rows' settings, and the launches that a step needs for them.
+"""Sampling on CUDA: the rows' settings, and a step's launches for them.
 
 Greedy rows and rows with a temperature alone are sampled by `triton_sampling`, inside the CUDA graph.
 Rows that need more are sampled again from the same logits, after the graph: a step without such rows
@@ -39,13 +39,13 @@ class Drafts:
     table: Tensor  # int32, in which inputs below 0 are found
 
     def before(self, lines: Ints) -> tuple[Ints, npt.NDArray[np.int32]]:
-        """How many drafts each of `lines` [N] follows, and the inputs that they are, line after line."""
+        """Find how many drafts each of `lines` [N] follows, and these inputs, line after line."""
         number = self.number[lines]
         return number, self.inputs[np.repeat(lines - number + 1, number) + within(number)]
 
 
 class CudaSampler:
-    """The rows' settings as arrays on the host, their token counts on the device."""
+    """Sampler of the CUDA executor: settings as arrays on the host, token counts on the device."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -62,7 +62,7 @@ class CudaSampler:
         self._words = torch.zeros((max_rows, WORDS), dtype=torch.int32, device=device)
 
     def apply(self, entry: int, closes: list[int], opens: list[OpenRow]) -> None:
-        """Forget and take over rows; histories go through ring entry `entry`."""
+        """Close and open rows; histories go through ring entry `entry`."""
         for row in closes:
             line = int(self._rows["counted"][row])
             if line >= 0:
@@ -78,15 +78,15 @@ class CudaSampler:
 
     @property
     def seeds(self) -> Ints:
-        """int64[rows], of all."""
+        """The seeds of all rows: int64[rows]."""
         return self._settings.seeds
 
     def draws_for(self, rows: Ints, draws: Ints) -> Draws:
-        """How each of `rows` [S] draws its output token `draws` [S]."""
+        """Compute temperature and random number of output token `draws` [S] of `rows` [S]."""
         return self._settings.draws(rows, draws)
 
     def model_begins(self) -> None:
-        """Call ahead of a step's model. What `resample` needs beside the logits is made beside it."""
+        """Let the inputs of `resample`, other than logits, be made beside the model. Call before it."""
         self._side.fork()
 
     def resample(
@@ -106,8 +106,8 @@ class CudaSampler:
 
         logits [S or more, V] of `rows` int64[S]. Returns int32[N * WORDS], the log-probabilities of
         the N rows that ask for them, in order; None if none does. `verifier`: knows how many draws were
-        refused before this step. `drafts`: if the step has any; `record` comes behind accepting.
-        `constrained`: if some lines have a constraint, which `automata` follow; `follow` comes last.
+        refused before this step. `drafts`: if the step has any; call `record` after accepting.
+        `constrained`: if some lines have a constraint, which `automata` follow; call `follow` last.
         """
         self._undecided = self._followed = None
         kinds = self._kinds[rows]
@@ -157,19 +157,19 @@ class CudaSampler:
         return output.view(-1)
 
     def record(self, verifier: Verifier, tokens: Tensor, kept: Tensor) -> None:
-        """Count what a step with drafts gave to penalised rows: the tokens of lines that were `kept`."""
+        """Count the output of penalised rows in a step with drafts: tokens of lines that are `kept`."""
         if self._undecided is not None:
             verifier.record(self._undecided, tokens, kept, self._counts.table)
 
     def follow(
         self, automata: DeviceAutomata, tokens: Tensor, kept: Tensor | None, forced: Tensor
     ) -> None:
-        """Behind accepting: move constraints on by what their lines sampled, see `triton_automata`."""
+        """Advance constraints by what their lines sampled, after accepting: see `triton_automata`."""
         if self._followed is not None:
             automata.advance(self._followed, tokens, kept, forced)
 
     def logprobs_asked(self, rows: Ints) -> Ints:
-        """int64[S]: how many of the best tokens each row wants, 0: no log-probabilities."""
+        """Look up how many of the best tokens each row wants, int64[S]; 0: no log-probabilities."""
         return self._settings.logprobs[rows]
 
     def warm(
@@ -233,6 +233,6 @@ class CudaSampler:
 
 
 def token_logprobs(words: npt.NDArray[np.int32], asked: Ints) -> "list[TokenLogprobs | None]":
-    """words int32[N, WORDS] as `resample` left them; asked int64[S] -> one entry a row."""
+    """Unpack words int32[N, WORDS] of `resample`: an entry for each of asked int64[S]."""
     lines = iter(words)
     return [read_logprobs(next(lines), int(best)) if best else None for best in asked]

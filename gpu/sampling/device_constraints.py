@@ -1,13 +1,13 @@
-"""Constraints of the CUDA executor's rows: who is followed on the device, who on the host.
+"""Constraints of the CUDA executor's rows: which are followed on the device, which on the host.
 
 Automata are followed on the device, which knows each row's state; their rows stay in every step, two in
 flight. Grammars, and automata that are too large for the device's tables, are followed on the host:
 their next mask needs the token before, so such a row sits a step out until that is back. So does a row
-whose constraint is being loaded. Nobody else waits.
+whose constraint is being loaded. No other row waits.
 
 The host follows all rows too, as results come back. So it knows where text is forced, beyond the tokens
-in flight if these are forced as well, and proposes the rest as drafts (jump-forward). It launches
-nothing.
+in flight if these are forced as well, and proposes the rest as drafts (jump-forward). It launches no
+kernel.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from ramify.gpu.step.step_rows import Flags, Tokens, within
 from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan
 
 Settled = Callable[[Int32s, Int32s | None], None]
-"""Is told what the S lines of a step sampled, and which of them are output (None: all)."""
+"""Takes the tokens that the S lines of a step sampled, and which of them are output (None: all)."""
 
 
 class DeviceConstraints:
@@ -53,26 +53,27 @@ class DeviceConstraints:
         self._states: dict[int, list[int]] = {}  # of its rows with drafts: of each line
 
     def close(self) -> None:
-        """Begin no more work."""
+        """Start no more work in other threads."""
         self.rows.close()
 
     def _forget(self, ident: int, _: object) -> None:
         self.automata.forget(ident)
 
     def prepare(self, ident: int, constraint: OutputConstraint) -> None:
-        """In the thread that made the constraint."""
+        """Make the device's tables of a constraint, in the thread that made the constraint."""
         if isinstance(constraint, AutomatonConstraint):
             constraint.machine.elsewhere = self.automata.put(ident, constraint.machine)
 
     def on_device(self, row: int) -> bool | None:
-        """Whether the device follows a row, else the host does. None: it has not run yet."""
+        """Whether the device follows a row, not the host. None: the row has not run yet."""
         return None if row in self._opening else bool(self._on_device[row])
 
     # --- ahead of a step ---
 
     def begin(self, plan: StepPlan, step: StepRows) -> tuple[StepPlan, StepRows]:
-        """The step that the table made of `plan`: without rows that are not ready, and with the drafts
-        that constraints know of. Returns also the plan of what is left, for a drafter.
+        """Take rows that are not ready out of `step`, and give the drafts that constraints know.
+
+        `step`: what the row table made of `plan`. Returns also the plan that is left, for a drafter.
         """
         self._guessing, self._states = set(), {}
         closes = np.frombuffer(plan.closes, dtype=np.int32).tolist() if plan.closes else []
@@ -105,7 +106,7 @@ class DeviceConstraints:
         return plan, step
 
     def _absent(self, rows: Ints, alone: bool) -> Flags | None:
-        """bool [R], which of `rows` cannot sample in the step that begins now; None: all can.
+        """Find which of `rows` cannot sample in the step that begins now, bool [R]; None: all can.
 
         `alone`: the step has nothing else to do, so it may wait a little.
         """
@@ -132,7 +133,7 @@ class DeviceConstraints:
         return gone
 
     def _place(self, row: int) -> None:
-        """Decide who follows a row, when it runs first."""
+        """Choose device or host to follow a row that runs for the first time."""
         ident = self._opening.pop(row, None)
         if ident is None:
             return
@@ -147,9 +148,9 @@ class DeviceConstraints:
             matcher.elsewhere = bool(self._on_device[row])
 
     def _guess(self, step: StepRows, extends: int) -> StepRows:
-        """`step` with the drafts of rows with constraints given, or left out where none are known.
+        """Give the drafts of rows with constraints, and leave out those that are not known.
 
-        Those of other rows are a drafter's.
+        The drafts of other rows are a drafter's.
         """
         rows = step.sampled_rows[extends:]
         held = np.flatnonzero(self.rows.active[rows])
@@ -174,7 +175,7 @@ class DeviceConstraints:
         return step
 
     def _forced(self, row: int, most: int) -> list[int]:
-        """Up to `most` tokens that must follow those in flight, and may be followed by likely ones."""
+        """Propose up to `most` tokens: those that must follow the ones in flight, then likely ones."""
         if not most or not self.rows.jumps or self._unsure[row] or not self.rows.ready(row):
             return []
         matcher = self.rows.matcher(row)
@@ -203,7 +204,7 @@ class DeviceConstraints:
     # --- behind its model ---
 
     def lines(self, step: StepRows) -> Constrained | None:
-        """What the lines of `step` that sample may sample; None: all of them anything."""
+        """Collect the constraints of the lines that sample; None: no line has one."""
         rows = step.rows[step.sampling]
         active = self.rows.active[rows]
         if not active.any():
@@ -222,7 +223,7 @@ class DeviceConstraints:
         return found
 
     def _mask(self, found: Constrained, held: Ints, rows: Ints, step: StepRows) -> None:
-        """Let the lines `held` have masks of the host."""
+        """Set masks of the host for the lines `held`."""
         drafts = None
         if step.lines is not None:
             drafts = inputs_of(step)[held]
@@ -240,7 +241,7 @@ class DeviceConstraints:
         found.words = words if len(words) else found.words
 
     def watch(self, step: StepRows) -> Settled | None:
-        """What is to be told the outcome of the step, which is launched; None: nothing is."""
+        """Return the function that takes the launched step's outcome; None: no row has a constraint."""
         rows = step.sampled_rows
         held = np.flatnonzero(self.rows.active[rows])
         if not len(held):

@@ -35,7 +35,7 @@ class Penalties:
         return bool(self._histories)
 
     def open(self, row: int, sampling: SamplingParams, history: bytes, sampled: int) -> None:
-        """`history`: int32, every earlier token; the last `sampled` of them are outputs."""
+        """Begin a row. `history`: int32, every earlier token; the last `sampled` of them are outputs."""
         self.close(row)
         if not sampling.penalized:
             return
@@ -52,7 +52,7 @@ class Penalties:
         self._histories.pop(row, None)
 
     def apply(self, row: int, logits: Tensor, drafts: Tensor | None = None) -> Tensor:
-        """Penalised copy of a row's logits [V]; `drafts` int64: counted as if they were outputs."""
+        """Return a penalised copy of a row's logits [V]. `drafts` int64[n] count as outputs."""
         history = self._histories[row]
         sampling, counts, seen = history.sampling, history.counts, history.seen
         if drafts is not None:

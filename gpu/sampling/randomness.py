@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 
 def uniforms(seeds: npt.NDArray[np.int64], indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) for each pair; multiples of 2**-53."""
+    """Compute a number in [0, 1) for each pair, a multiple of 2**-53."""
     keys = _mix(seeds.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
     counters = indices.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     bits = _mix(_mix(keys + counters) ^ keys)
@@ -18,7 +18,7 @@ def uniforms(seeds: npt.NDArray[np.int64], indices: npt.NDArray[np.int64]) -> np
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of splitmix64 (Steele et al. 2014): each input bit moves half the output's."""
+    """Apply the finaliser of splitmix64 (Steele et al. 2014): an input bit flips half the output's."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -1,5 +1,5 @@
-"""Log-probabilities of given tokens: of the input that a row runs, or of possible continuations. And of
-the most likely ones beside each, where that is asked.
+"""Log-probabilities of given tokens (of the input, or of possible continuations), and, where asked, of
+the most likely tokens at the same positions.
 
 The logits of a long prompt would take gigabytes, so they are computed for a few positions at a time and
 only the targets' are kept. This file does not know models: it is given a function from positions to
@@ -19,12 +19,12 @@ LOGITS_BYTES = 32 << 20  # of one slice's logits, as float32
 
 
 def slice_lines(vocab_size: int) -> int:
-    """How many positions' logits are made at a time."""
+    """Compute how many positions' logits are made at a time."""
     return max(1, LOGITS_BYTES // (4 * vocab_size))
 
 
 def arrays(scored: Scored) -> dict[str, npt.NDArray[np.int32] | npt.NDArray[np.int64]]:
-    """What `score` reads on the device."""
+    """Collect the arrays that `score` reads on the device."""
     lines = scored.lines.astype(np.int32)  # the type of a step's sampled lines: one kernel reads both
     found: dict[str, npt.NDArray[np.int32] | npt.NDArray[np.int64]]
     found = {"lines": lines, "which": scored.which, "targets": scored.targets.astype(np.int64)}
@@ -41,9 +41,9 @@ def score(
     logits_of: Callable[[Tensor], Tensor],
     slice_size: int,
 ) -> Tensor:
-    """float32[K] on the device: the targets' raw log-probabilities; NaN where they are not finite.
+    """Compute the targets' raw log-probabilities, float32[K]; NaN where they are not finite.
 
-    Where likely tokens are asked for more than that: as in `StepResult.scores`.
+    Where likely tokens are asked for, the result has these too, as `StepResult.scores`.
 
     `views`: `arrays(scored)` on the device. `logits_of(lines)`: int32[L] of the step's lines, L at
     most `slice_size`, -> logits [L, vocabulary], which the next call may overwrite.

@@ -1,4 +1,4 @@
-"""What each row asks of sampling, declared once for every sampler.
+"""The sampling settings of rows, declared once for every sampler.
 
 A row's settings are kept in arrays, so that a step's share of them is one indexing. The tokens that a
 row has seen are not settings; see `penalties` and `token_counts`.
@@ -16,7 +16,7 @@ from ramify.protocol.sampling import SamplingParams
 
 
 class RowSettings:
-    """One entry for each row. The entries of closed rows are left as they are."""
+    """Arrays of settings, an entry for each row. The entries of closed rows are left as they are."""
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -41,5 +41,5 @@ class RowSettings:
         self.special[row] = sampling.penalized or sampling.logprobs > 0
 
     def draws(self, rows: Ints, indices: Ints) -> Draws:
-        """How each of `rows` [S] draws its output token number `indices` [S]."""
+        """Compute temperature and random number of output token `indices` [S] of `rows` [S]."""
         return Draws(self.temperatures[rows], uniforms(self.seeds[rows], indices))

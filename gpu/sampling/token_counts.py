@@ -1,4 +1,4 @@
-"""Which tokens the penalised rows have seen, as a table on the device.
+"""The tokens that penalised rows have seen, as a table on the device.
 
 Only rows that ask for a penalty have a line in the table. The sampling kernels count the tokens that
 they sample, so a step may be launched before the host knows the tokens of the step before. This file
@@ -15,8 +15,11 @@ _FIRST = 4  # lines to begin with
 
 
 class TokenCounts:
-    """`table` int32[lines, vocabulary]: twice the occurrences among a row's outputs, plus 1 if the
-    token occurs anywhere in the branch or the outputs."""
+    """Token counts of penalised rows.
+
+    `table` int32[lines, vocabulary]: twice the occurrences among a row's outputs, plus 1 if the token
+    occurs anywhere in the branch or the outputs.
+    """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.table: Tensor = torch.zeros((1, vocab_size), dtype=torch.int32, device=device)
@@ -25,7 +28,7 @@ class TokenCounts:
         self._vocab_size = vocab_size
 
     def take(self, entry: int, histories: list[tuple[bytes, int]]) -> list[int]:
-        """A line for each history, through ring entry `entry` of the upload.
+        """Take a line of the table for each history, through ring entry `entry` of the upload.
 
         A history is (int32 of every earlier token, how many of the last ones are outputs).
         """
@@ -44,7 +47,7 @@ class TokenCounts:
         return taken
 
     def give_back(self, line: int) -> None:
-        """The line's row was closed."""
+        """Free the line of a closed row."""
         self._free.append(line)
 
     def _line(self) -> int:

@@ -1,4 +1,4 @@
-"""Chooses the next token of each row: penalties, temperature, top-k, top-p, min-p, seeds.
+"""The sampler on torch: penalties, temperature, top-k, top-p, min-p, seeds.
 
 One batch may mix all settings; each row's outcome is a function of its own logits, settings and
 (seed, output index). Greedy rows cost one pass over the logits, and nothing is sorted unless a row
@@ -23,7 +23,9 @@ from ramify.protocol.sampling import TokenLogprobs
 
 @dataclass(slots=True)
 class Sampled:
-    """`tokens` int64[S] on the device; `finite` bool[S], False where the logits are not numbers."""
+    """The outcome: `tokens` int64[S], `finite` bool[S] (False: logits are NaN or infinite), both on the
+    device.
+    """
 
     tokens: Tensor
     finite: Tensor
@@ -31,7 +33,7 @@ class Sampled:
 
 
 class Sampler:
-    """Samples on torch. Holds the rows' settings and what the penalised ones have seen."""
+    """Sampler on torch, with the rows' settings and the tokens that penalised rows have seen."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._device = device
@@ -57,12 +59,12 @@ class Sampler:
         drafts: Ints | None = None,
         masks: Masks | None = None,
     ) -> Sampled:
-        """logits float32[S, V] of `rows` int64[S]; `draws`: the index of each row's output token.
+        """Sample from logits float32[S, V] of `rows` int64[S]; `draws`: indices of the output tokens.
 
-        `drafts` [S]: a step in which a row may have several lines, one after another: the draft that a
-        line runs, NO_TOKEN on the first. Penalties count the drafts ahead of a line. `masks`: of lines
+        `drafts` [S], for a step in which a row may have several lines, one after another: the draft that
+        a line runs, NO_TOKEN on the first. Penalties count the drafts before a line. `masks`: of lines
         that may sample some tokens only; log-probabilities are the model's all the same. With either,
-        what was sampled is counted by `record`, when it is known how much of it is output.
+        call `record` when it is known how much of what was sampled is output.
         """
         raw = logits
         if self._penalties:
@@ -138,7 +140,7 @@ class Sampler:
         return tokens.index_copy(0, index, chosen)
 
     def _token_logprobs(self, raw: Tensor, tokens: Tensor, rows: Ints) -> "list[TokenLogprobs | None]":
-        """Empty if no row asked."""
+        """Compute the log-probabilities that rows ask for; empty: no row does."""
         wanted = self.settings.logprobs[rows]
         if not wanted.any():
             return []

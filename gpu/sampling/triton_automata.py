@@ -1,8 +1,8 @@
-"""Constraints followed on the device: the legal tokens of each line, and where what it sampled leads.
+"""Constraints followed on the device: the legal tokens of each line, and its state after its token.
 
 `masks_into` sends the bytes of every token of the vocabulary through the automaton from the line's
 state: a thread for each token, and neighbours have equally many bytes (see `constraints.byte_tables`).
-So no state's mask has to be known beforehand, and none is kept. `advance` does the same for the one
+So no mask is computed beforehand or kept. `advance` does the same for the one
 token that was sampled. Neither waits for the host, so steps stay in flight.
 """
 
@@ -36,8 +36,8 @@ class DeviceTokenBytes:
 
 @dataclass(slots=True)
 class TokenMasks:
-    """Of N asks: `words` int32 [N, words], bit p % 32 of word p // 32 says whether the token at place p
-    is legal. `places` int32 [V]: of each token.
+    """The masks of N asks: bit p % 32 of word p // 32 of `words` int32 [N, words] says whether the token
+    at place p is legal. `places` int32 [V]: the place of each token.
     """
 
     words: Tensor
@@ -54,10 +54,10 @@ def masks_into(
 ) -> None:  # fmt: skip
     """Write the masks of asks int32 [N, 16] to words int32 [N, W]; add their sizes to counts int32 [N].
 
-    arena int32: `byte_tables` of the automata; tables, states int32 [rows]: where each row's begin, and
-    its state; given int32 [N]: the state of a line if it is another, else -1; host int32 [K, W']: masks
-    by token. `nested`: an automaton may have values that no schema describes; what follows these is
-    compiled apart, as it takes twice the registers.
+    arena int32: `byte_tables` of the automata; tables, states int32 [rows]: where each row's table
+    begins, and its state; given int32 [N]: the state of a line if it is not its row's, else -1; host
+    int32 [K, W']: masks by token. `nested`: automata may have values without a schema; the kernel that
+    follows these is compiled apart, as it takes twice the registers.
     """
     n, size = len(asks), len(tokens.ids)
     block = min(_BLOCK, max(32, triton.next_power_of_2(size)))
@@ -72,10 +72,10 @@ def advance(
     asks: Tensor, tokens: DeviceTokenBytes, arena: Tensor, tables: Tensor, states: Tensor, given: Tensor,
     counts: Tensor, sampled: Tensor, kept: Tensor | None, forced: Tensor, nested: bool,
 ) -> None:  # fmt: skip
-    """Move states int32 [rows] on by what the asks' lines sampled, and tell which had no choice.
+    """Advance states int32 [rows] by what the asks' lines sampled, and mark those without a choice.
 
-    sampled int32 [S]; kept int32 [S]: 1 for lines whose token is output, None: all are, and there is one
-    of each row; counts as of `masks_into`. forced int32 [S] is written: 1 where one token was legal.
+    sampled int32 [S]; kept int32 [S]: 1 for lines whose token is output, None: all are, and each row has
+    one; counts as of `masks_into`. Writes forced int32 [S]: 1 where one token was legal.
     """
     n = len(asks)
     _follow[(triton.cdiv(n, _ROWS),)](
@@ -87,9 +87,10 @@ def advance(
 
 @triton.jit
 def _start(arena, table, HEADER: tl.constexpr):
-    """Of the automata at `table`: the end, and where the classes, what is known of each state, where its
-    row begins, and the steps begin; the bits of inner states, those and of returns, and of stacks; and
-    where the returns begin. See `protocol.constraints.Layout`.
+    """Read the header of the automaton at `table`: see `protocol.constraints.Layout`.
+
+    Returns the end state; where classes, knowledge of states, beginnings of rows, and steps begin; the
+    bits of inner states, of these and returns, and of stacks; where the returns begin.
     """
     columns = tl.load(arena + table)
     end = tl.load(arena + table + 1)
@@ -107,14 +108,14 @@ def _start(arena, table, HEADER: tl.constexpr):
 
 @triton.jit
 def _place(state, end, bits):
-    """Where among what is known of states, and where their rows begin, there is that of `state`."""
+    """Compute the index of `state` in the knowledge of states and in the beginnings of rows."""
     inside = state - end - 1
     return tl.where(inside >= 0, end + 1 + (inside & ((1 << bits) - 1)), state)
 
 
 @triton.jit
 def _nested(arena, state, step, behind, alive, end, bits, shift, depth, returns):
-    """`behind`, or where `step` leads inside values that no schema describes."""
+    """Return the next state: `behind`, or where `step` leads inside values without a schema."""
     inside = state - end - 1
     stack = inside >> shift
     number = (inside & ((1 << shift) - 1)) >> bits

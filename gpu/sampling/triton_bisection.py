@@ -1,4 +1,4 @@
-"""Finds the key at which a count or a mass is reached: a bisection on the bits, in one Triton program.
+"""The search for the key at which a count or a mass is reached: a bisection on its bits, in a program.
 
 A key is the bit pattern of a float x >= 0; such patterns order as the floats do. Its token weighs
 exp(-x). The keys of a line lie one after another in memory, unsorted. Each pass over them counts at
@@ -15,13 +15,13 @@ import triton.language as tl
 
 @triton.jit
 def weights_of(keys):
-    """exp(-x)"""
+    """Compute exp(-x) of the keys' floats x."""
     return tl.exp(-keys.to(tl.float32, bitcast=True))
 
 
 @triton.jit
 def range_of(keys, length, BLOCK: tl.constexpr):
-    """The least and the greatest key."""
+    """Find the least and the greatest key."""
     low = tl.full([BLOCK], 0x7F800000, tl.int32)
     high = tl.zeros([BLOCK], tl.int32)
     for start in range(0, length, BLOCK):
@@ -33,7 +33,7 @@ def range_of(keys, length, BLOCK: tl.constexpr):
 
 @triton.jit
 def bisect(keys, length, above, target, low, high, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest key in [low, high] with above + (what is before it) < target; at least `low`."""
+    """Find the largest key in [low, high] with above + (what is below it) < target; at least `low`."""
     while low < high:
         # three cuts a pass over the keys
         quarter = (high - low) // 4 + 1
@@ -65,7 +65,7 @@ def bisect(keys, length, above, target, low, high, BY_MASS: tl.constexpr, BLOCK:
 
 @triton.jit
 def mass_below(keys, length, end, BLOCK: tl.constexpr):
-    """The weights of the keys below `end`, added up in float64."""
+    """Sum the weights of the keys below `end`, in float64."""
     total = tl.zeros([], tl.float64)
     for start in range(0, length, BLOCK):
         at = start + tl.arange(0, BLOCK)

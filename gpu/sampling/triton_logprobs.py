@@ -21,7 +21,7 @@ WORDS = 1 + 2 * _BEST  # int32 a line: its token's log-probability, the best one
 
 
 def logprobs_into(logits: Tensor, lines: Tensor, tokens: Tensor, output: Tensor) -> None:
-    """logits [S, V]; lines int32[N]; tokens int32[S] sampled; output int32[N, WORDS] is written."""
+    """Write output int32[N, WORDS] of logits [S, V]; lines int32[N]; tokens int32[S] were sampled."""
     n, vocabulary = len(lines), logits.shape[1]
     block = min(_BLOCK, max(_BEST, triton.next_power_of_2(vocabulary)))
     blocks = triton.cdiv(vocabulary, block)
@@ -38,7 +38,7 @@ def logprobs_into(logits: Tensor, lines: Tensor, tokens: Tensor, output: Tensor)
 
 
 def read_logprobs(words: npt.NDArray[np.int32], best: int) -> TokenLogprobs:
-    """One line of `output`, its `best` most likely tokens."""
+    """Unpack a line of `output`, with its `best` most likely tokens."""
     values = words[: 1 + _BEST].view(np.float32)
     ids = words[1 + _BEST : 1 + _BEST + best]
     return TokenLogprobs(float(values[0]), ids.tolist(), values[1 : 1 + best].tolist())

@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def uniform(seeds, indices):
-    """seeds, indices int64[N] -> float64[N] in [0, 1)."""
+    """Compute `randomness.uniforms`: seeds, indices int64[N] -> float64[N] in [0, 1)."""
     step = tl.full([1], 0x9E3779B97F4A7C15, tl.uint64)
     keys = _mix(seeds.to(tl.uint64) + step)
     bits = _mix(_mix(keys + indices.to(tl.uint64) * step) ^ keys)

@@ -38,7 +38,7 @@ def sample_into(
 
 @triton.jit
 def _scan(logits, temperatures, tops, masses, ids, vocabulary, blocks, BLOCK: tl.constexpr):
-    """Of each block: the best logit (inf if one is no number), its id, the sum of exp over it."""
+    """Reduce each block to its best logit (inf: one is NaN or infinite), that one's id, a sum of exp."""
     line = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)

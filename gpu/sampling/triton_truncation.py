@@ -66,8 +66,8 @@ def resample_into(
 ) -> None:
     """Write the lines' tokens to tokens int32[S] and to last[rows], and count them.
 
-    With `before`, a step has drafts: what of it is output, and so counts, is found out later. `masks`:
-    of the asks, those without a mask included.
+    With `before`, the step has drafts: which tokens are output, and count, is known later. `masks`: of
+    all asks, those without a constraint included.
 
     logits [S, V]; asks int32[N, 16], each an ASK; `truncated`: whether any of them wants top-k or
     top-p; counts int32[rows, V]: twice how often the row sampled a token, plus 1 if the token
@@ -114,7 +114,7 @@ def _double(ask, word: tl.constexpr):
 
 @triton.jit
 def _penalised(logits, ask, counts, drafts, inputs, words, places, wide, n, vocabulary, columns):
-    """An ask's line at `columns`, after penalties and its mask, as float32; -inf outside."""
+    """Load an ask's logits at `columns`, after penalties and mask, as float32; -inf outside."""
     inside = columns < vocabulary
     source = tl.load(ask).to(tl.int64) * vocabulary
     x = tl.load(logits + source + columns, mask=inside, other=-float("inf")).to(tl.float32)
@@ -146,7 +146,7 @@ def _penalised(logits, ask, counts, drafts, inputs, words, places, wide, n, voca
 
 @triton.jit
 def _keys(logits, ask, counts, drafts, inputs, words, places, wide, n, vocabulary, columns, best):
-    """An ask's line at `columns`: bits that order as (best - logit) / temperature does."""
+    """Compute an ask's keys at `columns`: bits that order as (best - logit) / temperature does."""
     x = _penalised(logits, ask, counts, drafts, inputs, words, places, wide, n, vocabulary, columns)
     return tl.abs(tl.div_rn(x - best, _float(ask, 5))).to(tl.int32, bitcast=True)
 
@@ -158,7 +158,7 @@ def _bin(keys, scale, BINS: tl.constexpr):
 
 @triton.jit
 def _line(asks, tops, blocks, BLOCKS: tl.constexpr):
-    """This program's line: its number, ask, best logit; whether that is finite; whether to draw."""
+    """Load this program's line: number, ask, best logit, whether that is finite, whether to draw."""
     n = tl.program_id(0).to(tl.int64)
     ask = asks + n * 16
     index = tl.arange(0, BLOCKS)
@@ -169,7 +169,7 @@ def _line(asks, tops, blocks, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _cut(ask, drawn):
-    """top-k and top-p of an ask, and whether its line has to be cut by them."""
+    """Load top-k and top-p of an ask, and whether its line has to be cut by them."""
     k = tl.load(ask + 3)
     p = _double(ask, 10)
     return k, p, drawn & ((k > 0) | (p < 1.0))
@@ -178,7 +178,7 @@ def _cut(ask, drawn):
 @triton.jit
 def _scale(lows, n, ask, blocks, best, BLOCKS: tl.constexpr, BINS: tl.constexpr,
            REACH: tl.constexpr):  # fmt: skip
-    """Bins a unit of scaled logit, so that they span the line's logits or REACH."""
+    """Compute how many bins a unit of scaled logit has, so that they span the line's logits or REACH."""
     index = tl.arange(0, BLOCKS)
     values = tl.load(lows + n * blocks + index, mask=index < blocks, other=float("inf"))
     span = tl.minimum(tl.div_rn(best - tl.min(values, 0), _float(ask, 5)), REACH)
@@ -191,7 +191,7 @@ def _best(
     tops, vocabulary, blocks, lows, ids,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Of each block: the best logit (inf if one is no number), its id, the lowest finite logit."""
+    """Reduce each block to its best logit (inf: one is NaN or infinite), that one's id, its lowest."""
     n = tl.program_id(0).to(tl.int64)
     ask = asks + n * 16
     block = tl.program_id(1)
@@ -213,7 +213,7 @@ def _bins(
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr,
     REACH: tl.constexpr,
 ):  # fmt: skip
-    """How many tokens of each block are in each bin of keys, and their mass."""
+    """Count the tokens of each block in each bin of keys, and sum their mass."""
     n, ask, best, _finite, drawn = _line(asks, tops, blocks, BLOCKS)
     _k, _p, cut = _cut(ask, drawn)
     block = tl.program_id(1)
@@ -241,10 +241,10 @@ def _bins(
 
 @triton.jit
 def _interval(sizes, weights, n, blocks, k, p, BLOCKS: tl.constexpr, BINS: tl.constexpr):
-    """The bins [first, last] in which the k-th key and the nucleus' last one lie, or may lie.
+    """Find the bins [first, last] in which the k-th key and the nucleus' last key may lie.
 
-    Also the size of each bin in each block, and the count and the mass before `first`, and of all
-    that top-k leaves (exact only without top-k).
+    Returns also how many keys of these each block has, count and mass before `first`, and the mass of
+    all keys.
     """
     bins = tl.arange(0, BINS)
     index = tl.arange(0, BLOCKS)
@@ -279,7 +279,7 @@ def _gather(
     tops, vocabulary, blocks, lows, sizes, weights, found,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
-    """Write the keys of those bins one after another to found int32[N, vocabulary]."""
+    """Write the keys of the bins of `_interval` one after another to found int32[N, vocabulary]."""
     n, ask, best, _finite, drawn = _line(asks, tops, blocks, BLOCKS)
     k, p, cut = _cut(ask, drawn)
     block = tl.program_id(1)
@@ -305,7 +305,7 @@ def _search(
     tops, vocabulary, blocks, sizes, weights, found, kept,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """The last key of each line that is kept."""
+    """Find the last key of each line that is kept."""
     n, ask, _best_logit, _finite, drawn = _line(asks, tops, blocks, BLOCKS)
     k, p, cut = _cut(ask, drawn)
     limit = tl.load(ask + 4)
@@ -330,7 +330,7 @@ def _search(
 @triton.jit
 def _kept(logits, ask, counts, drafts, inputs, words, places, wide, n, vocabulary, columns, best, kept,
           TRUNCATED: tl.constexpr):  # fmt: skip
-    """The weights at `columns`, in float64: 0 behind the key that was found, or that min-p says."""
+    """Compute the weights at `columns`, in float64: 0 above the key that was found, or of min-p."""
     limit = tl.load(kept if TRUNCATED else ask + 4)
     keys = _keys(logits, ask, counts, drafts, inputs, words, places, wide, n, vocabulary, columns, best)
     return tl.where(keys <= limit, weights_of(keys), 0.0).to(tl.float64)
@@ -342,7 +342,7 @@ def _masses(
     tops, vocabulary, blocks, kept, masses,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TRUNCATED: tl.constexpr,
 ):  # fmt: skip
-    """The mass of each block's tokens that are kept."""
+    """Sum the mass of each block's tokens that are kept."""
     n, ask, best, _finite, drawn = _line(asks, tops, blocks, BLOCKS)
     block = tl.program_id(1)
     if drawn:
@@ -358,7 +358,7 @@ def _draw(
     tops, vocabulary, blocks, ids, kept, masses, last, tokens,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TRUNCATED: tl.constexpr,
 ):  # fmt: skip
-    """Of each line: the token at its random number, or the best one; and what becomes of it."""
+    """Choose each line's token, by its random number or the best one; write and count it."""
     n, ask, best, finite, drawn = _line(asks, tops, blocks, BLOCKS)
     index = tl.arange(0, BLOCKS)
     there = index < blocks

@@ -12,9 +12,10 @@ _CANDIDATES = 512  # tokens looked at first for top-p without top-k
 
 
 def thresholds(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """logits [R, V] after temperature; top_k int64[R] (0: off), top_p, min_p float[R] -> float[R].
+    """Compute the thresholds float[R] of logits [R, V] after temperature.
 
-    Tokens with a logit >= the threshold are kept; there is at least one.
+    top_k int64[R] (0: off), top_p, min_p float[R]. Tokens with a logit >= the threshold are kept; there
+    is at least one.
     """
     vocabulary = logits.shape[1]
     limits = torch.where(top_k > 0, top_k.clamp(max=vocabulary), 0)
@@ -49,9 +50,9 @@ def _sorted_thresholds(logits: Tensor, limits: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _nucleus(ordered: Tensor, top: Tensor, kept: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """The last logit of the smallest set with mass >= top_p * kept (Holtzman et al. 2020).
+    """Find the last logit of the smallest set with mass >= top_p * kept (Holtzman et al. 2020).
 
-    ordered [R, W] from high to low, top [R, 1] the best, kept float64[R]. Also whether W sufficed.
+    ordered [R, W] from high to low, top [R, 1] the best, kept float64[R]. Also: whether W sufficed.
     """
     own = (ordered - top).exp().double()
     masses = own.cumsum(-1)

@@ -1,13 +1,13 @@
-"""Drafts on the device: what the host assumed of them is put right, and what was sampled is compared.
+"""Drafts on the device: corrections of what the host assumed of them, and their acceptance.
 
 Two steps are in flight, so the host lays a step out before it knows how many drafts of the one before
 were accepted. It assumes all of them: `refused` counts, row by row, those that were not, and `correct`
-takes them off positions and draw indices before the step's first kernel reads these. Behind the
-sampler `accept` goes along each row's lines as long as what was sampled is what the next line ran.
-Each is one launch, outside the CUDA graphs, and nothing waits. A step without drafts that has none
-before it in flight launches neither.
+takes them off positions and draw indices before the step's first kernel reads these. After the sampler
+`accept` walks each row's lines as long as the sampled token is what the next line ran. Each is one
+launch, outside the CUDA graphs, and nothing waits. A step without drafts, after steps without drafts,
+launches neither.
 
-Who guesses is the business of the drafters: `inputs` holds what they wrote.
+How drafts are guessed is the drafters' business: `inputs` holds what they wrote.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -28,11 +28,12 @@ _NEVER = tl.constexpr(-9)  # nothing samples it
 
 
 class Verifier:
-    """`inputs` int32[1 + max_drafts, rows + 1]: each row's last sampled token, then its drafts.
+    """Corrector and verifier of drafts on the device.
 
-    A step's input -(row + 1) - n * (rows + 1) means inputs[n, row]. `pages` int32[rows + 1, columns] is
-    the page table; its last row is padding's. `slots`: of the KV pool, if `tokens` int32[slots] is to
-    hold the token of each, for drafters that read it. `ends`: tokens that are no draft to accept.
+    `inputs` int32[1 + max_drafts, rows + 1]: each row's last sampled token, then its drafts. A step's
+    input -(row + 1) - n * (rows + 1) means inputs[n, row]. `pages` int32[rows + 1, columns]: the page
+    table; its last row is for padding. `slots`: of the KV pool, if `tokens` int32[slots] is to hold the
+    token of each, for drafters that read it. `ends`: drafts that are always refused.
     """
 
     def __init__(
@@ -61,21 +62,21 @@ class Verifier:
 
     @property
     def last(self) -> Tensor:
-        """int32[rows + 1]: the token that each row sampled last."""
+        """The token that each row sampled last: int32[rows + 1]."""
         return self.inputs[0]
 
     # --- the host's part ---
 
     def opened(self, rows: list[int]) -> None:
-        """Rows were opened: what is known of their numbers is of others."""
+        """Forget what is known of newly opened rows, which is of earlier requests."""
         self._tracked[rows] = False
 
     def known(self, rows: Ints, refused: Ints) -> None:
-        """The host has taken so many more refused drafts off the lengths of `rows`, open still."""
+        """Note that the host took `refused` drafts off the lengths of `rows`, which are still open."""
         self._known[rows] += refused
 
     def track(self, entry: int, rows: Ints, seeds: Ints) -> None:
-        """Make sure that the device knows `rows`, before a step with drafts or a corrected one.
+        """Make `rows` known to the device, before a step with drafts or a corrected one.
 
         `seeds`: of all rows.
         """
@@ -95,9 +96,9 @@ class Verifier:
         inputs.input_ids[lines] = -1 - step.rows[found] - numbers * self._rows
 
     def assume(self, inputs: StepInputs[Array], step: StepRows) -> None:
-        """Let positions and draws be those of rows whose drafts were all accepted: see `correct`.
+        """Set positions and draws as if all drafts had been accepted: see `correct`.
 
-        In place of random numbers come the indices of the draws.
+        Indices of draws take the place of random numbers.
         """
         known = self._known[inputs.rows.astype(np.int64)]
         inputs.positions[:] = inputs.positions.astype(np.int64) + known
@@ -105,7 +106,7 @@ class Verifier:
         inputs.uniforms.view(np.int64)[: len(rows)] = step.draws + self._known[rows]
 
     def assumed(self, rows: Ints, draws: Ints) -> Ints:
-        """Draws [S] of `rows` as if all drafts had been accepted."""
+        """Return `draws` [S] of `rows` as if all drafts had been accepted."""
         return draws + self._known[rows]
 
     # --- the device's part ---
@@ -122,9 +123,9 @@ class Verifier:
         )  # fmt: skip
 
     def remember(self, inputs: StepInputs[Tensor]) -> None:
-        """Keep the tokens that run, but for drafts, where any are kept. Positions are right.
+        """Write the tokens that run, except drafts, to `tokens`, if there is that. Positions are right.
 
-        A part of every step, so that drafters know what rows ran without them. A CUDA graph may hold it.
+        Part of every step, so that drafters know what rows ran without them. A CUDA graph may hold it.
         """
         if self.tokens is None:
             return
@@ -135,7 +136,7 @@ class Verifier:
         )  # fmt: skip
 
     def correct_draws(self, asks: Tensor) -> None:
-        """The same for the draws of `triton_truncation`'s asks int32[N, 16]."""
+        """Correct the draws of `triton_truncation`'s asks int32[N, 16] as `correct` does."""
         _correct_draws[(triton.cdiv(len(asks), _BLOCK),)](
             asks, asks.view(torch.int64), self.refused, self.seeds, len(asks), BLOCK=_BLOCK
         )
@@ -155,7 +156,7 @@ class Verifier:
         )  # fmt: skip
 
     def record(self, asks: Tensor, tokens: Tensor, kept: Tensor, counts: Tensor) -> None:
-        """Count the output of the penalised lines among `asks`, for which accepting comes first.
+        """Count the output of the penalised lines among `asks`, after `accept`.
 
         counts int32[lines, V] as of `token_counts`.
         """
@@ -232,7 +233,7 @@ def _accept(
     ids, rows, positions, sampled_lines, sampled, inputs, refused, kept, tokens, pages, samples, columns,
     ends, ENDS: tl.constexpr, MOST: tl.constexpr, PAGE: tl.constexpr, REMEMBER: tl.constexpr,
 ):  # fmt: skip
-    """The program of a row's first line goes along all of them: they follow each other."""
+    """Accept a row's drafts, in the program of its first line: a row's lines follow each other."""
     first = tl.program_id(0)
     row = tl.load(rows + first)
     if tl.load(rows + first - 1, mask=first > 0, other=-1) == row:
