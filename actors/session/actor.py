@@ -108,6 +108,7 @@ class SessionActor:
         self._to_change = False  # the core, as soon as nothing runs
         self._fault: BaseException | None = None  # what `_take` has met; `run` raises it
         self._taking = False  # in the turn of another
+        self.coming: set[int] = set()  # sockets that it was told to `attach`, and has not attached yet
 
     # --- an `Addressee` ------------------------------------------------------------------------
 
@@ -170,6 +171,11 @@ class SessionActor:
         self._failure = reason
         self._broken = True
         self._mailbox.close()
+
+    def attach(self, message: Attach) -> None:
+        """Have a socket attached; until it is, the session does not expire. Raises MailboxFull."""
+        self._mailbox.tell(message)
+        self.coming.add(message.socket)
 
     def save_with(self, saver: Saver) -> None:
         """Begin to save the session, which had no saver."""
@@ -298,6 +304,7 @@ class SessionActor:
                 core.framed(message, now)
             case Attach():
                 core.attach(message, now)
+                self.coming.discard(message.socket)
             case Detached(socket):
                 core.detached(socket, now)
             case Throttled(socket):
@@ -319,24 +326,18 @@ class SessionActor:
                 if not quietly:
                     self._change_core()
             case Tick():
-                core.tick(now)
+                core.tick(now, stays=bool(self.coming))
             case Displace():
-                core.displace(now)
+                core.displace(now, stays=bool(self.coming))
             case Lost(reason):
                 # A bug somewhere, which ends this session only; or the engine goes down.
                 raise self._fault or RuntimeError(reason)
 
     def _stored(self, message: Saved | NotSaved | Unsaved) -> None:
         """Handle the store's answer to a save."""
-        if self._saver is None:
-            return
-        match message:
-            case Saved(ticket):
-                self._saver.saved(ticket)
-            case NotSaved(ticket):
-                self._saver.failed(ticket)
-            case Unsaved(ticket):
-                self._saver.unsaved(ticket)
+        if (saver := self._saver) is not None:
+            hear = {Saved: saver.saved, NotSaved: saver.failed, Unsaved: saver.unsaved}
+            hear[type(message)](message.ticket)
 
     def _move(self, taken: bool) -> None:
         """End the session here: its ops go on at another server, and none of them has ended."""

@@ -293,8 +293,10 @@ class Attachments:
             if subscriber.late:
                 self._on_join(self._go_on(subscriber))
 
-    def tick(self) -> bool:
+    def tick(self, *, stays: bool = False) -> bool:
         """Flush what waited for `tick_ms`: time has passed. Returns whether the session has expired.
+
+        `stays`: see `SessionCore.tick`.
 
         There is one timer. It is set for the earliest time asked for; later ones are asked for again.
         """
@@ -303,7 +305,7 @@ class Attachments:
         if self._expires is None:
             return False
         if now >= self._expires:
-            if not self._runner.busy:
+            if not (self._runner.busy or stays):
                 return True
             self._expires = now + max(self._ttl, LOOK_SECONDS)  # a detached generation may finish
         out.wake(self._expires)

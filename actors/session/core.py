@@ -55,6 +55,7 @@ from ramify.protocol.wire import (
 
 FAILED = "the engine failed"  # why a session may be over
 MOVED = "the session is at another server"
+LEFT = "expired", "displaced"  # it left the memory; a store may still have it
 
 
 class SessionCore:
@@ -306,19 +307,22 @@ class SessionCore:
             self._trees.go_on(subscriber)
         self._advance()
 
-    def tick(self, now: float) -> None:
-        """Do what is due now: the time has come that `state.out.wake` asked for."""
+    def tick(self, now: float, *, stays: bool = False) -> None:
+        """Do what is due now: the time has come that `state.out.wake` asked for.
+
+        `stays`: a socket is about to be attached, so the session does not expire.
+        """
         self.publisher.now = now
         self.runner.expire()
         self._attachments.catch_up()
         self._advance()
-        if self._attachments.tick():
+        if self._attachments.tick(stays=stays):
             self.ended = "expired"
 
-    def displace(self, now: float) -> None:
-        """End, if no socket is here and nothing runs."""
+    def displace(self, now: float, *, stays: bool = False) -> None:
+        """End, if no socket is here or about to come (`stays`), and nothing runs."""
         self._begin(now)
-        if self._attachments.deserted:
+        if self._attachments.deserted and not stays:
             self.ended = "displaced"
 
     def frame(self, socket: int, ops: list[ClientMessage], now: float, place: int | None = 0) -> None:

@@ -23,7 +23,7 @@ from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFu
 from ramify.actors.kit.memory import Displacement, Holdings, Meter
 from ramify.actors.kit.relay import Relay
 from ramify.actors.session.actor import ENDS, SessionActor, SessionEvent
-from ramify.actors.session.core import FAILED
+from ramify.actors.session.core import FAILED, LEFT
 from ramify.actors.session.fetching import FETCH_RETRY_MS, WRONG_KEY, Fetching, no_session
 from ramify.actors.session.making import Made, SessionMaker, Terms
 from ramify.actors.session.restore import Damaged, read_head
@@ -293,7 +293,7 @@ class Directory:
     ) -> None:
         try:
             place = (message.place or 0) + 1
-            entry.mailbox.tell(Attach(message.socket, opened, message.ops, write, message.size, place))
+            entry.actor.attach(Attach(message.socket, opened, message.ops, write, message.size, place))
         except MailboxFull:
             raise Overloaded("the session has too much to do", retry_ms=1000) from None
         self._must_gateway.tell(Opened(message.socket, number))
@@ -421,12 +421,15 @@ class Directory:
         identity, core = entry.identity, entry.actor.core
         self._leave(identity.session)
         self._displacement.drop(core.state.owner, identity.session)
-        self._sessions.remove(number, moved=code == Close.RESTART)
+        stored = core.ended in LEFT and entry.actor.saves
+        self._sessions.remove(number, moved=stored or code == Close.RESTART)
         self._metrics.sessions(-1)
         entry.mailbox.close()
-        late = [m.socket for m in entry.mailbox.drain_nowait() if isinstance(m, Attach)]
-        for socket in [*core.sockets, *late]:
+        for socket in core.sockets:
             self._must_gateway.tell(CloseSocket(socket, code, reason))
+        for socket in entry.actor.coming.difference(core.sockets):  # they find it in the store
+            again = Close.RESTART if stored else code
+            self._must_gateway.tell(CloseSocket(socket, again, reason))
         self._must_scheduler.tell(CancelSession(number))
         self._must_grammar.tell(AbandonSession(number))
         self._must_cache.tell(DropSessions([number]))

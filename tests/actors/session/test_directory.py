@@ -12,6 +12,7 @@ from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.mailbox import Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.session import directory as directory_module
 from ramify.actors.session import making as making_module
+from ramify.actors.session.actor import Displace
 from ramify.actors.session.directory import Directory
 from ramify.actors.session.making import SessionMaker
 from ramify.actors.session.restore import read_head
@@ -268,8 +269,8 @@ async def test_all_its_sockets_are_closed_with_a_session(doors: Callable[..., An
         state = state_of(await each.open(1), 1)
         number, entry = each.directory.entries[state.session]
         late = m.Attach(9, w.Open(client="d"), [], True)
-        entry.mailbox.drain_nowait = MagicMock(return_value=[late, m.Detached(8)])
         each.sessions.tell(number, m.Frame(1, [w.CloseSession(id=2)]))
+        entry.actor.attach(late)
         told = await each.settle()
         closed = [t.socket for t in told if isinstance(t, m.CloseSocket)]
         assert sorted(set(closed)) == [1, 9]
@@ -278,6 +279,63 @@ async def test_all_its_sockets_are_closed_with_a_session(doors: Callable[..., An
         assert each.directory._deserted.is_set()
         assert each.directory.holdings.held == 0
         assert m.DropSessions([number]) in list(each.cache.drain_nowait())
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (m.Tick(), None),
+        (Displace(), None),
+        (m.Frame(1, [w.CloseSession(id=1)]), Close.DONE),
+        (m.Lost("a bug"), Close.SERVER_BUG),
+    ],
+    ids=["expires", "displaced", "closed", "crashes"],
+)
+async def test_who_comes_in_the_turn_in_which_a_session_ends_hears_of_it(
+    doors: Callable[..., Any], end: Any, code: int | None
+) -> None:
+    """Its end and the `open` wait in the mailbox together: the `open` was lost, and never answered."""
+    async with doors() as each:
+        opened = await each.open(1, ttl_s=0.0)
+        number, state = number_of(opened, 1), state_of(opened, 1)
+        if code != Close.DONE:
+            each.sessions.tell(number, m.Detached(1))
+            await each.settle()
+        again = w.Open(client="d", session=state.session, key=state.key)
+        each.inbox.tell(m.OpenSession(2, again, []))
+        each.sessions.tell(number, end)
+        told = await each.settle()
+        assert number_of(told, 2) == number
+        if code is None:
+            assert each.directory.entries[state.session][1].actor.core.sockets == [2]
+        else:
+            assert [c.code for c in told if isinstance(c, m.CloseSocket) and c.socket == 2] == [code]
+
+
+async def test_who_comes_when_a_session_has_left_the_memory_is_told_to_come_back(
+    doors: Callable[..., Any],
+) -> None:
+    """It has nothing to tell any more, and a mailbox is full, so that its end takes a while."""
+    async with doors(stored=True) as each:
+        opened = await each.open(1, ttl_s=0.0)
+        number = number_of(opened, 1)
+        each.sessions.tell(number, m.Saved(1))
+        state = state_of(await each.settle(), 1)
+        _, entry = each.directory.entries[state.session]
+        room = asyncio.Event()
+        each.directory.maker.clock.sleep_until = lambda when: room.wait()
+        entry.actor.core.state.out.scheduler.append(m.CancelSession(number))
+        while len(each.scheduler) < each.scheduler.capacity:
+            each.scheduler.tell(m.CancelSession(99))
+        each.sessions.tell(number, m.Detached(1))
+        each.sessions.tell(number, m.Tick())
+        await each.settle()
+        again = await each.open(2, session=state.session, key=state.key)
+        assert number_of(again, 2) == number
+        each.scheduler.drain_nowait()
+        room.set()
+        told = await each.settle()
+        assert [(each.socket, each.code) for each in told] == [(2, Close.RESTART)]
 
 
 def test_tokens_that_the_model_lacks_are_told_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
