@@ -1,17 +1,16 @@
-"""Compiles Triton kernels side by side, before they are launched.
+"""Parallel compilation of Triton kernels, before they are launched.
 
 Triton compiles a kernel at its first launch, which takes about half a second on one core, and a server
-needs dozens. So steps are run without launching anything (a dry run), and the kernels that they ask for
-are compiled by several threads: LLVM, ptxas and the C compiler do most of the work, outside the
-interpreter lock. No list of kernels is kept. A kernel that the dry run does not meet is compiled at its
-first launch, as usual.
+needs dozens. So steps are run without launching anything (a dry run), and the kernels that they need are
+compiled by several threads: LLVM, ptxas and the C compiler do most of the work, outside the interpreter
+lock. There is no list of kernels. One that the dry run does not meet is compiled at its first launch, as
+usual.
 
 Triton's interpreter compiles nothing, and launches in a dry run are launches there.
 """
 
 # mypy: disable-error-code="import-untyped"
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -23,12 +22,14 @@ import torch
 from triton import AsyncCompileMode
 from triton.runtime import JITFunction
 
+from ramify.gpu.devices import cores
+
 _MOST_THREADS = 8  # 16 are no faster (docs/log/gpu.md): Triton's own part holds the interpreter lock
 
 
 @contextmanager
 def compiling(play: Callable[[], None], device: torch.device) -> Iterator[None]:
-    """`compile_side_by_side` beside the block, whose end waits for it and raises its errors."""
+    """Run `compile_side_by_side` beside the block, whose end waits for it and raises its errors."""
     with ThreadPoolExecutor(1, "play", initializer=_use, initargs=(device,)) as thread:
         compiled = thread.submit(compile_side_by_side, play, device)
         yield
@@ -41,7 +42,8 @@ def compile_side_by_side(play: Callable[[], None], device: torch.device) -> int:
     `play` runs without launching Triton's kernels, so it must not compute addresses from what they
     would have written. Raises what the compiler raises.
     """
-    with ThreadPoolExecutor(_threads(), "compile", initializer=_use, initargs=(device,)) as pool:
+    threads = min(_MOST_THREADS, cores())
+    with ThreadPoolExecutor(threads, "compile", initializer=_use, initargs=(device,)) as pool:
         loading = _Loading(pool)
 
         def compile_all() -> None:
@@ -55,11 +57,11 @@ def compile_side_by_side(play: Callable[[], None], device: torch.device) -> int:
 
 @contextmanager
 def nothing_launched() -> Iterator[None]:
-    """Within the block, launches from this thread stop before the kernel is sent to the device.
+    """Keep launches from this thread from reaching the device, within the block.
 
     Triton offers that only launch by launch (`warmup`), so its launch function is replaced. Other
-    threads may do the same at the same time and end in any order; a replacement that outlives its
-    block does nothing.
+    threads may do the same at the same time and end in any order: a replacement that outlives its block
+    skips nothing.
     """
     patched: Any = JITFunction
     launch, thread, inside = patched.run, threading.get_ident(), True
@@ -78,7 +80,7 @@ def nothing_launched() -> Iterator[None]:
 
 
 class _Loading(Executor):
-    """Makes a kernel ready to launch in the thread that compiled it.
+    """A pool whose threads load each kernel that they compile, so that it is ready to launch.
 
     Triton would do so at the first launch, with a C compiler in some versions.
     """
@@ -101,8 +103,3 @@ def _loaded(compile: Callable[[], Any]) -> Any:
 def _use(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
-
-
-def _threads() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(_MOST_THREADS, cores)

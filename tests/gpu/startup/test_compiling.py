@@ -86,6 +86,25 @@ assert len(launched) == 4
     )
 
 
+def test_there_are_no_more_threads_than_cores(run: Callable[[str], None]) -> None:
+    run(
+        """
+from concurrent.futures import ThreadPoolExecutor
+from ramify.gpu.startup import compiling as module
+
+made = []
+module.ThreadPoolExecutor = lambda count, *rest, **more: (
+    made.append(count) or ThreadPoolExecutor(count, *rest, **more)
+)
+module.cores = lambda: 3  # as a control group's share says
+compile_side_by_side(lambda: None, cpu)
+module.cores = lambda: 100
+compile_side_by_side(lambda: None, cpu)
+assert made == [3, 8]
+"""
+    )
+
+
 def test_the_compilers_error_is_raised_and_leaves_nothing_behind(run: Callable[[str], None]) -> None:
     run(
         """
