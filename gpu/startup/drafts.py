@@ -1,7 +1,7 @@
-"""What guesses tokens ahead of the model: what was asked for, and whether it fits the model.
+"""The choice of a drafter, by the settings and by what fits the model.
 
-A draft model must have the same tokens, number by number: what it guesses is compared with what the
-model samples. Its sizes may be any. Decides from settings and files; `load` makes the drafter.
+A draft model must have the same tokens, number by number: its guesses are compared with what the model
+samples. Its sizes may be any. Decides from settings and files; `load` makes the drafter.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ _TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """`folder`: the draft model's, if `kind` is "model". `reason`: for the log."""
+    """The chosen drafter. `folder`: the draft model's, if `kind` is "model". `reason`: for the log."""
 
     kind: Literal["none", "ngram", "model", "mtp"]
     reason: str
@@ -39,12 +39,12 @@ class DraftChoice:
 
 
 def bundled(name: str) -> Path:
-    """A folder that comes with the package."""
+    """Find a folder that comes with the package."""
     return Path(str(files("ramify.gpu") / name))
 
 
 def kernel_obstacle(model: Definition, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why a GPU's kernels cannot run this draft model, None if they can."""
+    """Say why a GPU's kernels cannot run this draft model; None: they can."""
     obstacle = triton_obstacle(model.attention_shapes(dtype), device)
     if obstacle is None and not model.equal:
         return "its layers are of unequal sizes"
@@ -54,9 +54,10 @@ def kernel_obstacle(model: Definition, dtype: torch.dtype, device: torch.device)
 
 
 def choose_draft(config: ModelConfig, attention: KernelChoice | None = None) -> DraftChoice:
-    """`attention`: what serves the model, None: kernels that run all drafts.
+    """Choose the drafter that the settings ask for.
 
-    Raises ModelError if what is asked for cannot be had, or if the draft model has other tokens.
+    `attention`: the model's, None: kernels that run all drafts. Raises ModelError if there is no such
+    drafter for the model, or if the draft model has other tokens.
     """
     asked = config.draft
     if asked == "none":
@@ -90,7 +91,7 @@ def choose_draft(config: ModelConfig, attention: KernelChoice | None = None) -> 
 
 
 def _obstacle(attention: KernelChoice) -> str | None:
-    """Why these kernels cannot serve drafts, and what to do."""
+    """Say why these kernels cannot serve drafts, and what to do; None: they can."""
     if attention.extend == "torch":
         return None
     if attention.decode == "flashinfer":
@@ -102,7 +103,7 @@ def _obstacle(attention: KernelChoice) -> str | None:
 
 
 def unlike_tokens(model: Path, draft: Path) -> str | None:
-    """How the tokens of two checkpoints differ, None if they do not."""
+    """Say how the tokens of two checkpoints differ; None: they do not."""
     tokens: list[dict[int, str]] = []
     for path in (model, draft):
         whole = json_files(path)(_TOKENIZER)
@@ -125,7 +126,7 @@ def _shown(token: str | None) -> str:
 
 
 def _tokens(raw: dict[str, Any], folder: Path) -> Iterator[tuple[int, str]]:
-    """Every token by its number: the vocabulary, then what was added, special tokens marked so."""
+    """List the tokens with their numbers: the vocabulary, then added ones, special ones marked so."""
     try:
         vocabulary = raw["model"]["vocab"]
         if isinstance(vocabulary, dict):
@@ -145,7 +146,7 @@ def device_drafter(
     info: ExecutorInfo,
     ranks: "RankSums | None" = None,
 ) -> "DeviceDrafter | None":
-    """What guesses tokens in a CUDA executor, by `model` if the choice is one."""
+    """Make the drafter of a CUDA executor, with `model` if the choice needs one."""
     if draft.kind == "none":
         return None
     if model is None:

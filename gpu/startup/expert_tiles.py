@@ -1,8 +1,8 @@
 """Tiles of the experts' products for many tokens, measured at the first start on a GPU, and kept.
 
-By how many pairs of a token and an expert an expert has, several tiles are tried on the weights that are
-served, within a minute. A later start on the same kind of GPU with the same kernels reads the choice.
-Another tile may round otherwise, so the deterministic mode has a tile of its own, which is not measured.
+For each range of tokens an expert, several tiles are tried on the served weights, within a minute. A
+later start on the same kind of GPU with the same kernels reads the choice. Tiles may differ in rounding,
+so the deterministic mode has a tile of its own, which is not measured.
 """
 
 # mypy: disable-error-code="import-untyped, no-untyped-call"
@@ -59,11 +59,11 @@ TRIED: tuple[tuple[int, tuple[ExpertTile, ...]], ...] = (
 )
 
 Measure = Callable[[LayerExperts, int], float]
-"""Seconds that a layer takes for so many tokens."""
+"""Takes a layer and a number of tokens, and measures the seconds."""
 
 
 class TunedTiles:
-    """Those of a model's layers, which it gives them. `step_tokens`: the most that a step has."""
+    """The tiles of a model's layers, which are set in the layers. `step_tokens`: the most of a step."""
 
     def __init__(self, model: Decoder, step_tokens: int, place: Path | None = None) -> None:
         self._shapes: dict[tuple[Any, ...], list[LayerExperts]] = {}
@@ -75,7 +75,7 @@ class TunedTiles:
         self._place = folder() if place is None else place
 
     def recall(self) -> bool:
-        """Take what an earlier start kept. Returns whether that was all."""
+        """Read the tiles that an earlier start kept. Returns whether these were all."""
         for shape, layers in self._shapes.items():
             kept = self._kept(shape)
             table = _decoded(found) if (found := kept.read()) is not None else None
@@ -86,7 +86,7 @@ class TunedTiles:
         return all(layers[0].tiles is not None for layers in self._shapes.values())
 
     def tune(self, measure: Measure, clock: Callable[[], float], end: float) -> None:
-        """Measure what is not known, until `end`, and keep it."""
+        """Measure the tiles that are not known, until `end`, and keep them."""
         for shape, layers in self._shapes.items():
             if layers[0].tiles is not None:
                 continue
@@ -110,14 +110,14 @@ class TunedTiles:
     def _trials(
         self, one: LayerExperts
     ) -> Iterator[tuple[int, LayerExperts, int, tuple[ExpertTile, ...]]]:
-        """For each entry of the table: its number, a layer, tokens, and the served tile with others."""
+        """Yield for each entry of the table: number, layer, tokens, and the served tile with others."""
         for number, (pairs, tiles) in enumerate(TRIED):
             tokens = -(-pairs * one.experts // one.settings.top)
             if MOST_FEW < tokens <= self._step_tokens:
                 yield number, one, tokens, (SERVED_TILES[number][1], *tiles)
 
     def _kept(self, shape: tuple[Any, ...]) -> CachedCode:
-        """Where the tiles of a shape are kept: by the GPU, the kernels, and who compiles them."""
+        """Find where the tiles of a shape are kept: by GPU, kernels, and the version of Triton."""
         name = "none" if self._device.type != "cuda" else torch.cuda.get_device_name(self._device)
         files = (triton_experts.__file__, triton_experts_many.__file__)
         source = "".join(Path(file).read_text(encoding="utf-8") for file in files)
@@ -146,7 +146,7 @@ def with_tile(one: LayerExperts, tile: ExpertTile) -> LayerExperts:
 def drawn(
     one: LayerExperts, tokens: int, dtype: torch.dtype
 ) -> tuple[Tensor, LayerExperts, ExpertRoutes, None, bool]:
-    """What `run_many` takes: rows, and experts that they choose at random."""
+    """Draw random arguments of `run_many`: rows, and the experts that they choose."""
     device = one.down.weight.operand.codes.device
     x = torch.randn((tokens, one.gate_up.weight.shape[1]), device=device).to(dtype)
     scores = torch.rand((tokens, one.experts), device=device)
@@ -157,7 +157,7 @@ def drawn(
 
 @torch.inference_mode()
 def timed(one: LayerExperts, tokens: int, dtype: torch.dtype) -> float:
-    """Seconds, the median; without an end where the GPU does not take the tile."""
+    """Measure the median of seconds; infinite where the GPU does not take the tile."""
     given = drawn(one, tokens, dtype)
     times: list[float] = []
     try:
@@ -189,7 +189,7 @@ def _shape(one: LayerExperts) -> tuple[Any, ...]:
 
 
 def _decoded(found: bytes) -> TileTable | None:
-    """The table that was kept; None if it holds a tile that is not tried."""
+    """Decode the table that was kept; None: it is damaged, or holds a tile that is not tried."""
     try:
         rows = [ExpertTile(*row) for row in json.loads(found)]
     except (ValueError, TypeError):

@@ -1,7 +1,7 @@
-"""What serving a model here will be like, from its config, its file's header and this machine.
+"""A forecast of serving a model here, from its config, its file's header and this machine.
 
-Loads no weights and compiles nothing. The rate is what memory delivers if nothing else takes time.
-`ramify info` tells it.
+Loads no weights and compiles nothing. The forecast of tokens a second assumes that reading memory takes
+all the time. `ramify info` shows it.
 """
 
 import time
@@ -37,10 +37,10 @@ _GROUP = 2 / 32  # bytes of a scale, for each number of its group
 
 
 def forecast(path: Path, ranks: int = 1, whole_experts: bool = False) -> dict[str, str]:
-    """Facts by name, in words. Raises ModelError if the model cannot be served as the defaults say.
+    """Collect the facts by name, in words. Raises ModelError if the defaults cannot serve the model.
 
-    `ranks`: that hold it together, each some experts whole if `whole_experts`; facts are those of the
-    first, which has most.
+    `ranks`: how many hold the model together, each some experts whole if `whole_experts`; facts are
+    those of the first, which has most.
     """
     refuse_file(path, ranks)
     config = ModelConfig(path=path)
@@ -83,7 +83,7 @@ def forecast(path: Path, ranks: int = 1, whole_experts: bool = False) -> dict[st
 
 
 def check_groups(whole: Definition, part: Definition, quantization: Quantization) -> None:
-    """Raises ModelError where ranks would share inputs of a checkpoint's weight that have one scale."""
+    """Check that ranks divide no group of inputs with one scale. Raises ModelError."""
     name = quantization.name
     if not quantization.kept or whole.stored is None or name not in ("fp8", "int4", "mxfp4"):
         return
@@ -102,13 +102,13 @@ def check_groups(whole: Definition, part: Definition, quantization: Quantization
 
 
 class Sizes:
-    """Bytes of a model's `weights`, and of those that are `read` for a token."""
+    """The bytes of a model's `weights`, and of those that are `read` for a token."""
 
     def __init__(
         self, path: Path, shape: Definition, quantization: Quantization, dtype: torch.dtype,
         whole: Definition | None = None,
     ) -> None:  # fmt: skip
-        """`whole`: the model that `shape` is a rank's part of."""
+        """`whole`: the model, if `shape` is a rank's part of it."""
         self._quantization = quantization
         self._plain = dtype.itemsize
         self._types: dict[str, str] = {}
@@ -136,7 +136,7 @@ class Sizes:
         self.read = int(products + tables - idle)
 
     def _bytes(self, use: Use, names: Sequence[str]) -> float:
-        """Of each number of a product with tensors of these names."""
+        """Count the bytes a number of a product with tensors of these names."""
         if self._quantization.name == "fp8" and use not in ("logits", "scores"):
             return 1 + 4 / GROUP  # if a scale is of so many
         if self._quantization.isa is None and self._quantization.name in ("int4", "mxfp4"):
@@ -149,7 +149,7 @@ class Sizes:
         return self._integers(use, names)
 
     def _table_bytes(self, tied: bool) -> float:
-        """Of each number that tokens are looked up in, beside the head."""
+        """Count the bytes a number of the embedding, beyond those of the head."""
         if self._quantization.isa is None:
             return 0 if tied else self._plain
         if self._types.get(EMBEDDING) not in BITS:
@@ -174,7 +174,7 @@ class Sizes:
 
 
 def bandwidth(device: torch.device) -> float:
-    """Bytes a second that reading takes from memory: the best of five."""
+    """Measure how many bytes a second memory delivers: the best of five."""
     numbers = torch.ones(_READ // 8, dtype=torch.int64, device=device)
     best = float("inf")
     for _ in range(5):

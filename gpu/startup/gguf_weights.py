@@ -1,7 +1,7 @@
-"""Reads the tensors of a GGUF file into a decoder, as `weights` reads safetensors.
+"""The loader of GGUF files into a decoder, as `weights` is that of safetensors.
 
-The file is memory-mapped, and a tensor is read in parts. Knows how llama.cpp calls tensors, not which an
-architecture has: the decoder says which it wants.
+The file is memory-mapped, and a tensor is read in parts. This file knows llama.cpp's names of tensors,
+not which an architecture has: the decoder says which it wants.
 """
 
 import mmap
@@ -63,9 +63,9 @@ def load_gguf(
 
 
 def tensor_names(definition: Definition) -> dict[str, str]:
-    """What a GGUF file calls tensors, by their names in a decoder, whether this one has them or not.
+    """Map names in a decoder to names in a GGUF file, of tensors that this decoder may not have.
 
-    Those of experts, in their order, have one name: they are parts of one tensor.
+    The tensors of experts, in their order, have one name: they are parts of one tensor.
     """
     names = definition.names
     mixer = (*names.qkv, names.output, *names.qk_norms)
@@ -100,7 +100,7 @@ _SECOND_NORM = "GptOssForCausalLM"  # whose second norm is called as if it were 
 
 
 def _expert_names(names: TensorNames, many: int) -> list[tuple[str, str]]:
-    """Of a layer's feed-forward: our name, theirs."""
+    """Pair our names with the file's, of a layer's feed-forward with experts."""
     part, called = names.feed_forward, names.experts
     found = [(f"{part}.{called.router}", "ffn_gate_inp"),
              (f"{part}.{called.shared_gate}", "ffn_gate_inp_shexp")]  # fmt: skip
@@ -115,10 +115,10 @@ def _expert_names(names: TensorNames, many: int) -> list[tuple[str, str]]:
 
 
 def row_order(name: str, rows: int, dim: int | None) -> Tensor | None:
-    """Where each row of a tensor belongs; None: they stay as they are.
+    """Compute where each row of a tensor belongs; None: rows stay as they are.
 
-    llama.cpp turns neighbours where we turn halves, and so has the rows of q and k in another order:
-    Llama's heads of `dim`. None: the architecture's are as ours.
+    llama.cpp rotates neighbours where we rotate halves, so it has the rows of q and k in another order,
+    in heads of `dim` rows. `dim` None: the architecture's order is ours.
     """
     if dim is None or name.split(".")[2:3] not in (["attn_q"], ["attn_k"]):
         return None
@@ -126,7 +126,7 @@ def row_order(name: str, rows: int, dim: int | None) -> Tensor | None:
 
 
 def _check(file: GgufFile, wanted: dict[str, tuple[int, Tensor]]) -> None:
-    """That the file has each of `wanted`, so many of a shape one behind the other, and nothing else."""
+    """Check that the file has the `wanted` tensors, (number stacked, view) by name, and no others."""
     missing = sorted(wanted.keys() - file.tensors.keys())
     if missing:
         some = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
@@ -145,7 +145,7 @@ def _check(file: GgufFile, wanted: dict[str, tuple[int, Tensor]]) -> None:
 
 
 def _parts(data: mmap.mmap, place: TensorPlace) -> Iterator[tuple[int, Tensor]]:
-    """Rows of a tensor as floats, each with the number of the first; of one dimension all at once."""
+    """Yield parts of a tensor as floats, each with the number of its first row; a vector as one part."""
     for first, raw in _raw(data, place):
         values = numbers(place.type.name, raw)
         yield first, values if len(place.shape) > 1 else values.view(-1)
@@ -154,7 +154,7 @@ def _parts(data: mmap.mmap, place: TensorPlace) -> Iterator[tuple[int, Tensor]]:
 def _kept(
     data: mmap.mmap, place: TensorPlace, order: Tensor | None, name: str, packing: Packing
 ) -> Weight | None:
-    """A tensor as `packing` wants it, `order` being where each row belongs; None: as floats."""
+    """Read a tensor as `packing` keeps it, its rows put in `order`; None: it is to be floats."""
     kind = place.type.name
     whole: Weight | None = None
     if place.type.numbers == 1:
@@ -168,13 +168,13 @@ def _kept(
 
 
 def _whole(data: mmap.mmap, place: TensorPlace) -> Tensor:
-    """All rows, uint8 [rows, bytes], where they are."""
+    """View all rows in the file: uint8 [rows, bytes]."""
     raw = torch.frombuffer(data, dtype=torch.uint8, count=place.bytes, offset=place.offset)
     return raw.view(place.shape[0], -1)
 
 
 def _raw(data: mmap.mmap, place: TensorPlace) -> Iterator[tuple[int, Tensor]]:
-    """Rows as they are, uint8 [rows, bytes], each with the number of the first."""
+    """Yield views of rows in the file, uint8 [rows, bytes], each with the number of its first row."""
     rows = place.shape[0] if len(place.shape) > 1 else 1
     size = place.bytes // rows
     step = max(1, _PART // size)
@@ -187,7 +187,7 @@ def _raw(data: mmap.mmap, place: TensorPlace) -> Iterator[tuple[int, Tensor]]:
 
 
 def numbers(kind: str, raw: Tensor) -> Tensor:
-    """Floats of the rows raw, uint8 [rows, bytes]."""
+    """Decode rows uint8 [rows, bytes] of type `kind` to floats."""
     values = plain_floats(kind, raw)
     return grouped(kind, raw).floats() if values is None else values
 

@@ -1,4 +1,4 @@
-"""From a ModelConfig to a running executor: config.json, weights, KV pool, attention.
+"""The way from a ModelConfig to a running executor: config.json, weights, KV pool, attention.
 
 The one place that knows all parts. Progress is reported throughout, because a person waits.
 """
@@ -92,7 +92,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
 
 
 def load_rank(config: ModelConfig, progress: Progress, place: RankPlace | None) -> Executor | Follower:
-    """The same of one of several ranks, at `place`: rank 0 has the executor, the others follow it."""
+    """Load one of several ranks, at `place`: rank 0 has the executor, the others follow it."""
     begin = time.perf_counter()
     progress("reading config.json", 0.0)
     shape = read_config(config.path)
@@ -159,8 +159,8 @@ def _fill(
 ) -> None:  # fmt: skip
     """Load the weights, those in `folder` if it is given, each into its form as soon as it is there.
 
-    `stored`: of `Packing`. `tower`: is loaded, too. `split`: if this rank has a part of the model.
-    `forms`: what tokens are looked up in has one of its own.
+    `stored`: see `Packing`. `tower`: is loaded, too. `split`: if this rank has a part of the model.
+    `forms`: gives the embedding a form of its own.
     """
     with loading_threads(model.parameters()):
         views, names = model.weights(), model.config.names
@@ -189,7 +189,7 @@ def _fill_both(
     config: ModelConfig, model: Decoder, guesser: Decoder | MtpLayer | None, draft: DraftChoice,
     quantization: Quantization, progress: Progress, split: Split | None, tower: Tower | None,
 ) -> None:  # fmt: skip
-    """The deterministic mode and experts read plain weights, if these are floats."""
+    """Load the model and the drafter's; floats are plain in deterministic mode and beside experts."""
     for each, folder in ((model, None), (guesser, draft.folder)):
         if isinstance(each, MtpLayer):
             fill_mtp(config, each, progress, split)
@@ -206,7 +206,7 @@ def _draft_model(
     config: ModelConfig, draft: DraftChoice, context: int, like: Decoder, form: Form, progress: Progress,
     forms: "CpuForms | None" = None,
 ) -> Decoder | None:  # fmt: skip
-    """The draft model with its weights, of the type and on the device of the model; None: there is none.
+    """Load the draft model, in the dtype and on the device of the model; None: there is none.
 
     Its context is its own, if that is shorter.
     """
@@ -218,7 +218,7 @@ def _draft_model(
 
 
 def _empty_draft_model(draft: DraftChoice, context: int, like: Decoder) -> Decoder | None:
-    """The same without its weights."""
+    """Make the draft model without its weights; None: there is none."""
     if draft.folder is None:
         return None
     shape = read_config(draft.folder)
@@ -229,7 +229,7 @@ def _empty_draft_model(draft: DraftChoice, context: int, like: Decoder) -> Decod
 def _empty_guesser(
     config: ModelConfig, draft: DraftChoice, context: int, like: Decoder
 ) -> Decoder | MtpLayer | None:
-    """What guesses on Triton kernels, without its weights; None: no model does."""
+    """Make the model that guesses on Triton kernels, without its weights; None: none does."""
     if draft.kind == "mtp":
         return empty_mtp(config, like)
     guesser = _empty_draft_model(draft, context, like)
@@ -246,7 +246,7 @@ def _torch(
     config: ModelConfig, model: Decoder, info: ExecutorInfo, attention: KernelChoice, draft: DraftChoice,
     progress: Progress, quantization: Quantization, split: Split | None,
 ) -> Executor | Follower:  # fmt: skip
-    """The executor on torch operators."""
+    """Make the executor on torch operators."""
     form, stored = quantization.form(model.device, float_weight)
     pictures = empty_pictures(config, model, info)
     tower = None if pictures is None else pictures.tower
@@ -301,7 +301,7 @@ def _model_drafter(runner: DraftRunner, table: RowTable, model: Decoder) -> Mode
 
 
 def _with_bytes(info: ExecutorInfo, layout: KVLayout) -> ExecutorInfo:
-    """`info` with the draft model's part of a token's KV."""
+    """Add the bytes of the draft model's KV of a token to `info`."""
     total = info.kv_bytes_per_token + layout.bytes_per_token
     return msgspec.structs.replace(info, kv_bytes_per_token=total)
 
@@ -310,7 +310,7 @@ def _integers(
     config: ModelConfig, model: Decoder, info: ExecutorInfo, quantization: Quantization, isa: "Isa",
     draft: DraftChoice, progress: Progress,
 ) -> Executor:  # fmt: skip
-    """The executor on the CPU's kernels, with weights as integers."""
+    """Make the executor on the CPU's kernels, with weights as integers."""
     from ramify.gpu.drafting.cpu_runner import CpuRunner
     from ramify.gpu.executors.cpu_executor import CpuExecutor
     from ramify.gpu.native.crew import MOST_THREADS
@@ -365,11 +365,11 @@ def _cuda(
     config: ModelConfig, model: Decoder, info: ExecutorInfo, attention: KernelChoice, draft: DraftChoice,
     progress: Progress, quantization: Quantization, split: Split | None,
 ) -> Executor | Follower:  # fmt: skip
-    """The executor on Triton kernels.
+    """Make the executor on Triton kernels.
 
-    It is made twice: first with a pool of one page, to measure what serving takes (`rehearsal`), then
-    with the pool that fits. Kernels are compiled while the weights are loaded, because compiling needs
-    only their shapes. On a CPU they are interpreted.
+    It is made twice: first with a pool of one page, to measure the memory that serving takes
+    (`rehearsal`), then with the pool that fits. Kernels are compiled while the weights are loaded,
+    because compiling needs only their shapes. On a CPU they are interpreted.
     """
     from ramify.gpu.executors.cuda_executor import CudaExecutor
     from ramify.gpu.executors.cuda_ranks import cuda_executor

@@ -1,4 +1,4 @@
-"""What settings leave to the model and the machine: device, type, context; an executor's facts."""
+"""Defaults that depend on model and machine: device, dtype, context; and an executor's facts."""
 
 import torch
 
@@ -14,7 +14,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def context_of(config: ModelConfig, shape: Definition) -> int:
-    """Longest sequence: what config.json says, stretched as its rotary scaling says."""
+    """Choose the longest sequence: the setting's, or config.json's. Raises ModelError: too long."""
     if config.context is None:
         return shape.context
     if shape.longest is not None and config.context > shape.longest:
@@ -27,7 +27,7 @@ def context_of(config: ModelConfig, shape: Definition) -> int:
 
 
 def device_of(config: ModelConfig, rank: int = 0) -> torch.device:
-    """The device of one of several ranks: each has a GPU. Raises ModelError."""
+    """Choose the device of a rank: each of several has a GPU. Raises ModelError."""
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -41,7 +41,7 @@ def device_of(config: ModelConfig, rank: int = 0) -> torch.device:
 
 
 def dtype_of(config: ModelConfig, shape: Definition, device: torch.device) -> torch.dtype:
-    """auto: float32 on a CPU (exact; half precision is a choice there), else the checkpoint's own."""
+    """Choose the dtype. auto: float32 on a CPU, else the checkpoint's own."""
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     if device.type == "cpu":
@@ -59,7 +59,7 @@ def executor_info(
     attention: KernelChoice,
     windows: bool,
 ) -> ExecutorInfo:
-    """What is known before the KV pool is sized: `pages` is 0, `context` what was asked for."""
+    """Collect the facts that are known before the KV pool is sized: `pages` is 0."""
     layout = shape.kv_layout(kv_type(config.kv_dtype, dtype), windows)
     return ExecutorInfo(
         model=config.name if config.name is not None else config.path.resolve().name,

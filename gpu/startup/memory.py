@@ -1,4 +1,4 @@
-"""How much memory there is, and how many KV pages, window pages and state slots to make of it."""
+"""The division of free memory into KV pages, window pages, state slots and host blocks."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ _FALLBACK_BYTES = 2 << 30  # where the system does not say what is free
 
 
 def free_bytes(device: torch.device, meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Memory that can be taken on `device` now."""
+    """Read how many bytes can be allocated on `device` now."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -39,14 +39,14 @@ def free_bytes(device: torch.device, meminfo: Path = Path("/proc/meminfo")) -> i
 
 
 def kv_type(asked: str, dtype: torch.dtype) -> torch.dtype:
-    """Of the KV cache, as of `--kv-dtype`; `dtype`: the model's."""
+    """Choose the dtype of the KV cache by `--kv-dtype`; `dtype`: the model's."""
     return FP8 if asked == "fp8" else dtype
 
 
 def container_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """What this container may still take of the host's memory (cgroup v2), its cached files left out.
+    """Read how many bytes this container may still take (cgroup v2), cached files not counted.
 
-    A great number where it has no limit.
+    2^62 where it has no limit.
     """
     try:
         limit, used = (int((cgroup / f"memory.{name}").read_text()) for name in ("max", "current"))
@@ -57,19 +57,19 @@ def container_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def most_cpu_tokens(context: int) -> int:
-    """Of the pool, unless more are asked for."""
+    """Compute the most tokens of a CPU's pool, unless more are asked for."""
     return max(_CPU_TOKENS, context)
 
 
 def most_rows(config: ModelConfig, device: torch.device) -> int:
-    """How many requests run at once. A GPU gains more from many of them than a CPU."""
+    """Choose how many requests run at once. A GPU gains more from many of them than a CPU."""
     if config.max_rows is not None:
         return config.max_rows
     return 512 if device.type == "cuda" else 256
 
 
 def most_step_tokens(config: ModelConfig, device: torch.device) -> int:
-    """The most tokens in a step. Beyond 2,048 a GPU gains a little, a CPU nothing."""
+    """Choose the most tokens in a step. Beyond 2,048 a GPU gains a little, a CPU nothing."""
     if config.step_tokens is not None:
         return config.step_tokens
     return 8192 if device.type == "cuda" else 2048
@@ -84,7 +84,7 @@ def plan_pages(
     device: torch.device,
     fraction: float = 0.9,
 ) -> int:
-    """Pages of the pool: for `wanted_tokens` if given, else sized from `free` bytes.
+    """Compute the pages of the pool: for `wanted_tokens` if given, else from `free` bytes.
 
     On an accelerator the default is `fraction` of `free`, which is what weights, steps and graphs leave.
     On a CPU the default is at most 65,536 tokens or one whole context, whichever is more. Raises
@@ -116,10 +116,10 @@ def plan_pages(
 def plan_slots(
     wanted: int | None, info: ExecutorInfo, free: int, device: torch.device, fraction: float
 ) -> int:
-    """State slots beside the KV pool: `wanted` if given, else of at most half of what both may take.
+    """Compute the state slots beside the KV pool: `wanted`, else up to half of what both may take.
 
-    More than 8 for each row that may run at once are not made by themselves. Slots for drafts come on
-    top. Raises ModelError if four do not fit, or if `wanted` do not.
+    The default is at most 8 for each row that may run at once. Slots for drafts come on top. Raises
+    ModelError if four do not fit, or if `wanted` do not.
     """
     rows, bytes_each = info.max_rows, info.state_bytes
     room = int(free * (CPU_SHARE if device.type == "cpu" else fraction))
@@ -142,7 +142,7 @@ def plan_slots(
 
 
 def has_windows(config: ModelConfig, shape: Definition, context: int) -> bool:
-    """Whether layers with a window are to have pages of their own. Raises ModelError if they cannot."""
+    """Whether layers with a window get pages of their own. Raises ModelError if they cannot."""
     wanted, window = config.window_tokens, shape.window
     obstacle = None
     if window is None:
@@ -161,12 +161,12 @@ def has_windows(config: ModelConfig, shape: Definition, context: int) -> bool:
 def _with_window_pages(
     info: ExecutorInfo, config: ModelConfig, free: int, device: torch.device
 ) -> tuple[ExecutorInfo, int]:
-    """`info` with a pool of window pages, and what it leaves of `free`.
+    """Add a pool of window pages to `info`. Returns also what it leaves of `free`.
 
-    Those of `--window-tokens`, else for half of the tokens that all layers in full would hold, but no
-    more than four windows of each row, and all of a model that has only such layers. Where that is too
-    little for one request the layers keep everything: `window` is 0 then. Raises ModelError if what is
-    asked for is too little, or too much.
+    As many pages as `--window-tokens`; else half of the tokens that would fit if all layers kept all
+    (all of them in a model that has only such layers), at most four windows a row. Where that is too
+    little for one request the layers keep everything, and `window` becomes 0. Raises ModelError if
+    `--window-tokens` is too little, or too much.
     """
     whole = info.kv_bytes_per_token + info.window_bytes
     before, written = info.window - 1, _WRITTEN * (1 + max(info.max_drafts, info.max_forced))
@@ -200,7 +200,8 @@ def _with_window_pages(
 
 
 def _kept_from_host(info: ExecutorInfo, config: ModelConfig, wanted: int, each: int, free: int) -> str:
-    """Why KV of a model cannot go to `wanted` bytes of host memory, and what mends that; "": it can.
+    """Say why KV cannot go to `wanted` bytes of host memory, and what mends that; "": it can.
+
     `each`: bytes of a block.
     """
     snapshots = info.state_bytes or info.window
@@ -225,10 +226,10 @@ def _kept_from_host(info: ExecutorInfo, config: ModelConfig, wanted: int, each: 
 
 
 def host_blocks(info: ExecutorInfo, config: ModelConfig, free: int) -> int:
-    """Blocks of KV that `--kv-host` bytes hold. `free`: of the host's memory, half of which `auto`
-    takes for all replicas, where blocks can move at all.
+    """Count the blocks of KV that `--kv-host` bytes hold.
 
-    Raises ModelError if there can be none, or if so many bytes are not free.
+    `free`: bytes of host memory, half of which `auto` takes for all replicas, where blocks can move at
+    all. Raises ModelError if there can be no block, or if so many bytes are not free.
     """
     wanted, each = config.kv_host, BLOCK * info.kv_bytes_per_token
     if wanted < 0:  # auto
@@ -244,10 +245,9 @@ def host_blocks(info: ExecutorInfo, config: ModelConfig, free: int) -> int:
 
 
 def check_host(info: ExecutorInfo, config: ModelConfig) -> None:
-    """Refuse what `--kv-host` and `--kv-disk-bytes` cannot be before the weights are loaded. Those of a
-    CPU, and its KV cache, take memory, too: `host_blocks` decides when they are there.
+    """Check `--kv-host` and `--kv-disk-bytes` before the weights are loaded. Raises ModelError.
 
-    Raises ModelError.
+    A CPU's weights and KV cache take host memory, too: `host_blocks` decides when they are there.
     """
     least = BLOCK * info.kv_bytes_per_token * config.tensor_parallel + RECORD
     if config.kv_disk is not None and config.kv_disk_bytes < least:
@@ -259,13 +259,14 @@ def check_host(info: ExecutorInfo, config: ModelConfig) -> None:
 
 
 def _host_bytes(config: ModelConfig) -> int:
-    """Of the host's memory, what a rank may still take."""
+    """Compute how many bytes of host memory a rank may still take."""
     return min(free_bytes(torch.device("cpu")), container_bytes()) // config.tensor_parallel
 
 
 def with_pages(info: ExecutorInfo, config: ModelConfig, free: int, device: torch.device) -> ExecutorInfo:
-    """`info` with a pool of what was asked for, or of what `free` bytes allow, behind state slots and
-    window pages; and with what `--kv-host` asks for."""
+    """Add pages, state slots, window pages and host blocks to `info`: what was asked for, else what
+    `free` bytes allow. Raises ModelError.
+    """
     tokens = config.kv_tokens
     if info.state_bytes:
         slots = plan_slots(config.state_slots, info, free, device, config.kv_fraction)

@@ -1,4 +1,4 @@
-"""The checkpoint's own layer for further tokens, loaded as what guesses tokens (`--draft mtp`)."""
+"""The loader of the checkpoint's own multi-token prediction (MTP) layer, as drafter (`--draft mtp`)."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from ramify.protocol.errors import ModelError
 
 
 def empty_mtp(config: ModelConfig, model: Decoder) -> MtpLayer:
-    """The layer of the checkpoint that `model` is of. Raises ModelError if there is none."""
+    """Make the MTP layer of `model`'s checkpoint, empty. Raises ModelError if there is none."""
     found = mtp_definition(model.config)
     if found is None:
         raise ModelError(
@@ -35,7 +35,7 @@ def empty_mtp(config: ModelConfig, model: Decoder) -> MtpLayer:
 def fill_mtp(
     config: ModelConfig, layer: MtpLayer, progress: Progress, split: Split | None = None
 ) -> None:
-    """Load its weights, a rank's part. Those of the model have the form in which they are used."""
+    """Load the layer's weights, or a rank's part. The model's weights have their form already."""
     views, called = layer.weights(), layer.decoder.config.names
     packing = Packing(views, layer.products(), plain_weight)
     if config.load_format == "dummy":
@@ -51,14 +51,14 @@ def fill_mtp(
 
 
 def load_mtp(config: ModelConfig, model: Decoder, progress: Progress, split: Split | None) -> MtpLayer:
-    """Both."""
+    """Make the layer and load its weights. Raises ModelError."""
     layer = empty_mtp(config, model)
     fill_mtp(config, layer, progress, split)
     return layer
 
 
 def _check(folder: Path, prefix: str) -> None:
-    """Raises ModelError if the checkpoint has no tensor of such a layer."""
+    """Check that the checkpoint has tensors of such a layer. Raises ModelError."""
     for path in checkpoint_files(folder):
         with safe_open(path, framework="pt") as file:
             if any(name.startswith(prefix) for name in file.keys()):  # noqa: SIM118

@@ -1,6 +1,6 @@
-"""Brings weights into their form while a checkpoint is read, each when its last tensor is there.
+"""The conversion of weights while a checkpoint is read, each when its last tensor is there.
 
-So what was read is freed again on the way, and a model in 8 bits never lies in memory as floats.
+So tensors are freed again on the way, and a model in 8 bits never lies in memory as floats.
 """
 
 from collections.abc import Iterable
@@ -14,9 +14,9 @@ _WEIGHT = ".weight"
 
 
 class Packing:
-    """Of the `products`, each with the names of its tensors among the `views` that the loader fills.
+    """The weights of `products`, each with the names of its tensors among the `views` to fill.
 
-    The views of a product that has its form are taken out.
+    The views of a product that has its form are removed.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Packing:
         form: Form,
         stored: tuple[type[Weight], ...] = (),
     ) -> None:
-        """`stored`: classes of weights that the form reads as a checkpoint has them, see `keeps`."""
+        """`stored`: classes of weights that `form` reads as the checkpoint stores them, see `keeps`."""
         self._views = views
         self._form = form
         self._stored = stored
@@ -35,17 +35,17 @@ class Packing:
         self._of = {name: each for each in waiting for name in each[1]}
 
     def keeps(self, name: str, stored: type[Weight]) -> bool:
-        """Whether `loaded` wants this tensor as it is stored."""
+        """Whether `loaded` takes this tensor as it is stored."""
         return stored in self._stored and name in self._of and name.endswith(_WEIGHT)
 
     def begin(self, name: str) -> None:
-        """The tensor of this name is about to be filled."""
+        """Allocate the memory of a tensor that is about to be filled."""
         if name in self._of:
             self._of[name][0].allocate()
 
     @torch.inference_mode()
     def loaded(self, name: str, weight: Weight | None = None) -> None:
-        """The tensor of this name is filled, or this is the weight in its stead."""
+        """Note that a tensor is filled, or take `weight` in its stead; convert complete products."""
         if name not in self._of:
             return
         if weight is not None:
@@ -61,7 +61,7 @@ class Packing:
             del self._views[each], self._of[each]
 
     def _put_together(self, linear: Linear, names: list[str]) -> None:
-        """Join what was stored; beside floats, or beside each other, parts become floats."""
+        """Join the stored parts of a product; where they cannot be joined, they become floats."""
         stored = [name for name in names if name in self._parts]
         apart = linear.beside and len(names) > 1
         alike = len({type(self._parts[name]) for name in stored}) == 1

@@ -1,4 +1,4 @@
-"""Makes what an executor sees pictures with: an empty tower, and its processor's settings."""
+"""The vision tower of an executor, empty, and its processor's settings."""
 
 import torch
 
@@ -16,7 +16,7 @@ from ramify.protocol.plan import ExecutorInfo
 def no_pictures(
     config: ModelConfig, shape: Definition, quantization: Quantization, device: torch.device
 ) -> str:
-    """Why a model with a tower takes no pictures; "": it does, or it has none."""
+    """Say why a model with a vision tower takes no pictures; "": it does, or it has no tower."""
     if shape.vision is None:
         return ""
     if config.tensor_parallel > 1:
@@ -37,7 +37,7 @@ def no_pictures(
 
 
 def empty_pictures(config: ModelConfig, model: Decoder, info: ExecutorInfo) -> Pictures | None:
-    """With an empty tower; None: the model has none, or `info` says why it takes no pictures."""
+    """Make `Pictures` with an empty tower; None: the model has none, or takes no pictures."""
     vision = model.config.vision
     if vision is None or info.pictures_reason:
         return None

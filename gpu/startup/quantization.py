@@ -1,4 +1,4 @@
-"""Which number format weights are served in: what was asked for, what can be had here.
+"""The choice of the number format of weights, by the settings and by what this machine can do.
 
 Decides from the settings, the model's sizes and the CPU's instructions: the same answer at every start
 on the same machine. It loads and compiles nothing.
@@ -36,10 +36,11 @@ _TESTING = "; a CPU widens them in each product, which is slow: for testing"
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """`isa`: the instructions that the kernels are compiled for; None without quantization.
+    """The chosen number format.
 
-    `kept`: what a checkpoint has in this format stays as it is, other weights are floats; the blocks of
-    a GGUF file stay, too: `name` is what most of them are.
+    `isa`: the instructions that the CPU's kernels are compiled for; None: weights are not integers on a
+    CPU. `kept`: a checkpoint's weights in this format stay as they are, others are floats; so do the
+    blocks of a GGUF file, most of which are of format `name`.
     """
 
     name: Literal["none", "int8", "int4", "mxfp4", "fp8"]
@@ -49,15 +50,16 @@ class Quantization:
 
     @property
     def is_late(self) -> bool:
-        """Whether weights have memory only while they are floats."""
+        """Whether weights get memory as floats only while they are loaded."""
         return self.isa is None and self.name != "none"
 
     def form(
         self, device: torch.device, floats: Form, dtype: torch.dtype | None = None
     ) -> tuple[Form, tuple[type[Weight], ...]]:
-        """Of weights without an `isa`, and which stored ones it reads. `floats`: that of floats.
+        """Return the form of weights without an `isa`, and the stored weights that it reads.
 
-        `dtype`: of rows that other packages' kernels may multiply; None: ours alone.
+        `floats`: the form of floats. `dtype`: of rows that other packages' kernels may multiply; None:
+        our kernels alone.
         """
         if self.name == "fp8":
             return fp8_form(device, not self.kept), (Fp8Weight,)
@@ -68,7 +70,7 @@ class Quantization:
 
 
 def choose_quantization(config: ModelConfig, shape: Definition, device: torch.device) -> Quantization:
-    """Raises ModelError if a format is asked for and cannot be had."""
+    """Choose the format. Raises ModelError if one is asked for that cannot be had."""
     asked = config.quantization
     if asked == "none":
         return Quantization("none", "as asked")
@@ -101,7 +103,7 @@ def choose_quantization(config: ModelConfig, shape: Definition, device: torch.de
 
 
 def _stored_bits(path: Path, shape: Definition) -> int | None:
-    """Of what a checkpoint has as integers that the CPU's kernels read; None: it has none."""
+    """Read how many bits the checkpoint's integers have that CPU kernels read; None: it has none."""
     if path.is_file():
         return block_bits(path)
     four = shape.stored is not None and shape.stored.name == "int4"
@@ -109,7 +111,7 @@ def _stored_bits(path: Path, shape: Definition) -> int | None:
 
 
 def _fp8(config: ModelConfig, shape: Definition, device: torch.device) -> Quantization | None:
-    """Whether weights are 8-bit floats, None if neither the settings nor the checkpoint say so."""
+    """Choose 8-bit floats; None: neither the settings nor the checkpoint ask for them."""
     asked, stored = config.quantization == "fp8", shape.stored is not None and shape.stored.name == "fp8"
     if not asked and (config.quantization != "auto" or not stored or device.type == "cpu"):
         return None
@@ -123,7 +125,7 @@ def _fp8(config: ModelConfig, shape: Definition, device: torch.device) -> Quanti
 
 
 def _four_bits(config: ModelConfig, shape: Definition, device: torch.device) -> Quantization | None:
-    """Whether Triton's kernels read 4 bits, None if neither the settings nor the checkpoint say so."""
+    """Choose 4 bits on Triton's kernels; None: neither the settings nor the checkpoint ask for them."""
     asked, stored = config.quantization, shape.stored.name if shape.stored is not None else None
     wanted = stored if asked == "auto" else asked
     name = _FOUR.get(wanted or "")
@@ -136,7 +138,7 @@ def _four_bits(config: ModelConfig, shape: Definition, device: torch.device) -> 
 
 
 def block_bits(path: Path) -> int | None:
-    """The bits of most numbers in a GGUF file's matrices; None if most are floats."""
+    """Count the bits of most numbers in a GGUF file's matrices; None: most are floats."""
     counts: dict[int | None, int] = {}
     for place in read_gguf(path, arrays=False).tensors.values():
         if len(place.shape) > 1:
@@ -146,7 +148,7 @@ def block_bits(path: Path) -> int | None:
 
 
 def _setting(config: ModelConfig, shape: Definition, device: torch.device) -> str | None:
-    """Which other setting rules int8 out, None if none does."""
+    """Say which other setting rules integers out; None: none does."""
     if device.type != "cpu":
         return "integers of 8 bits are served on CPUs only"
     if config.quantization == "auto" and shape.vision is not None:
@@ -160,7 +162,7 @@ def _setting(config: ModelConfig, shape: Definition, device: torch.device) -> st
 
 
 def _instructions() -> "tuple[Isa | None, str | None]":
-    """This CPU's instructions, or why the kernels do not run on it."""
+    """Find this CPU's instructions, or why the kernels do not run on it."""
     if importlib.util.find_spec("llvmlite") is None:
         return None, "the package llvmlite is not installed"
     try:

@@ -13,10 +13,10 @@ def fill_random(
     views: dict[str, Tensor], seed: int = 0, loaded: Callable[[str], None] = lambda name: None,
     begin: Callable[[str], None] = lambda name: None,
 ) -> None:  # fmt: skip
-    """The `dummy` load format: norms 1, biases 0, all else normal with deviation 0.02.
+    """Fill `views` as load format `dummy` does: norms 1, biases 0, others normal with deviation 0.02.
 
-    `begin`, `loaded`: are told the name of each before and when it is filled. The latter may take views
-    out that are. Numbers follow from the name, so ranks, which have other tensors, have one router.
+    `begin`, `loaded`: called with each name before and after it is filled; `loaded` may remove views.
+    Numbers follow from the name, so that ranks, whose tensors differ, have the same router.
     """
     for name in list(views):
         begin(name)

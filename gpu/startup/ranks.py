@@ -1,4 +1,4 @@
-"""Ranks that hold a model together: what each has of it, and what cannot be had with them."""
+"""Ranks that hold a model together: each one's part, sizes that all agree on, and what is refused."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """This rank's part, `shape`, of the `whole`."""
+    """This rank's part, `shape`, of the model `whole`."""
 
     ranks: Ranks
     whole: Definition
@@ -34,16 +34,16 @@ class Split:
     parameters: int  # of the whole
 
     def cuts(self, own: Decoder, whole: Definition | None = None) -> dict[str, Cut]:
-        """Of the tensors that `own`, this rank's part of `whole` (None: of the model), has not whole."""
+        """List the cuts of tensors of which `own` has a part; `own`: this rank's part of `whole`."""
         return cuts(whole or self.whole, own, self.ranks.rank, self.ranks.count)
 
     def share(self, free: int) -> int:
-        """Of the `free` bytes that ranks on a CPU see, each of them."""
+        """Return this rank's share of `free` bytes, which ranks on a CPU have in common."""
         return free if self.ranks.on_gpu else free // self.ranks.count
 
 
 def rehearsing_ops(split: Split | None, info: ExecutorInfo) -> "Callable[..., TritonOps]":
-    """What makes operations that rehearse: each rank measures steps in its own time."""
+    """Return the constructor of operations for rehearsal: each rank measures steps in its own time."""
     from ramify.gpu.executors.cuda_ranks import ranked
     from ramify.gpu.ops.triton_ops import TritonOps
 
@@ -52,7 +52,7 @@ def rehearsing_ops(split: Split | None, info: ExecutorInfo) -> "Callable[..., Tr
 
 
 def alone_of(split: Split | None) -> RankSums | None:
-    """This rank while it rehearses."""
+    """Return this rank's sums for rehearsal, which wait for no other rank."""
     return None if split is None else RankSums(split.ranks.rank, split.ranks.count)
 
 
@@ -61,18 +61,18 @@ def ranks_of(split: Split | None) -> Ranks | None:
 
 
 def guessed_here(split: Split | None, draft: DraftChoice) -> DraftChoice:
-    """What guesses in this process of a GPU: rank 0 does for all, or all with a part of the layer."""
+    """Return this process' drafter on a GPU: rank 0's alone, or, of an MTP layer, each rank's part."""
     follows = split is not None and split.ranks.rank > 0 and draft.kind != "mtp"
     return DraftChoice("none", "rank 0 guesses") if follows else draft
 
 
 def agreed_buckets(split: Split | None, buckets: list[Bucket]) -> list[Bucket]:
-    """Those that all ranks found worth a graph: they are in one order, from small to large."""
+    """Return the buckets that all ranks found worth a graph: the same order, small to large, on all."""
     return buckets if split is None else buckets[: split.ranks.least([len(buckets)])[0]]
 
 
 def agreed(split: Split | None, info: ExecutorInfo) -> ExecutorInfo:
-    """`info` with the sizes that all ranks have room for."""
+    """Return `info` with the sizes that all ranks have room for."""
     if split is None:
         return info
     names = ("pages", "context", "state_slots", "window_pages", "host_blocks")
@@ -83,7 +83,7 @@ def agreed(split: Split | None, info: ExecutorInfo) -> ExecutorInfo:
 def join(
     config: ModelConfig, whole: Definition, device: torch.device, place: RankPlace | None
 ) -> Split | None:
-    """Find the other ranks; None: there are none. Raises ModelError for what does not go with them."""
+    """Join the other ranks; None: there are none. Raises ModelError for settings that rule them out."""
     count = config.tensor_parallel
     if count == 1:
         return None
@@ -109,7 +109,7 @@ def join(
 
 
 def quantization_of(config: ModelConfig, shape: Definition, device: torch.device) -> Quantization:
-    """Raises ModelError. Ranks have no integers of a CPU's kernels."""
+    """Choose the format of weights; ranks on a CPU have floats. Raises ModelError."""
     if config.tensor_parallel > 1 and config.quantization == "auto" and device.type == "cpu":
         return Quantization("none", f"the part of each of {config.tensor_parallel} ranks is floats")
     return choose_quantization(config, shape, device)

@@ -1,8 +1,8 @@
-"""Measures before serving: the memory of steps and graphs, and which steps gain from a graph.
+"""Measurements before serving: the memory of steps and graphs, and which steps gain from a graph.
 
 The KV pool gets the memory that everything else leaves. So everything else runs once, on a pool of one
 page: the largest steps, the most demanding sampling, the largest graphs. The memory that is gone
-afterwards is what serving needs beside the pool. How the pool is sized is the business of `memory`.
+afterwards is what serving needs beside the pool. `memory` sizes the pool.
 """
 
 import time
@@ -23,7 +23,7 @@ _SAMPLED = 8  # graphs whose size stands for that of all
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """`buckets` to capture, and the `bytes` that steps and graphs take beside weights and pool."""
+    """The `buckets` to capture, and the `bytes` that steps and graphs take beside weights and pool."""
 
     buckets: list[Bucket]
     bytes: int
@@ -34,9 +34,8 @@ def rehearse(
 ) -> Rehearsal:
     """Run everything once on `executor`, which cannot serve afterwards.
 
-    `tuned`: a model whose experts may have other tiles than those that are guesses.
-    `free`: bytes that were free before the executor was made. On a CPU nothing is measured, and no
-    step is padded.
+    `free`: bytes that were free before the executor was made. `tuned`: a model whose experts' tiles are
+    measured. On a CPU nothing is measured, and no step is padded.
     """
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
     if executor.device.type != "cuda":
@@ -72,7 +71,7 @@ def warm_all(executor: CudaExecutor) -> None:
 
 
 def _lines_worth_a_graph(executor: CudaExecutor, mixed: list[Bucket]) -> int:
-    """Up to how many lines of a mixed step the GPU waits for the CPU's launches.
+    """Measure up to how many lines of a mixed step the GPU waits for the CPU's launches.
 
     A larger step loses time with a graph: padding costs, and launches are hidden anyway. Measured with
     a few decodes in the step, because their attention is launched as well.
@@ -94,7 +93,7 @@ def _lines_worth_a_graph(executor: CudaExecutor, mixed: list[Bucket]) -> int:
 
 
 def _timed(executor: CudaExecutor, bucket: Bucket) -> tuple[float, float]:
-    """Seconds until a step was launched, and until it was over."""
+    """Measure the seconds until a step was launched, and until it was over."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
     executor.run_padding(bucket)
@@ -104,7 +103,7 @@ def _timed(executor: CudaExecutor, bucket: Bucket) -> tuple[float, float]:
 
 
 def _graph_bytes(executor: CudaExecutor, buckets: list[Bucket], progress: Progress) -> int:
-    """Memory of all graphs: one set of tensors, which all share, and the nodes of each graph."""
+    """Estimate the bytes of all graphs: tensors, which all share, and the nodes of each graph."""
     order = sorted(buckets, key=lambda bucket: -bucket.lines)
     torch.cuda.empty_cache()
     begin = _free(executor)

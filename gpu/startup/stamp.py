@@ -1,7 +1,7 @@
-"""The stamp of a checkpoint's KV: equal stamps mean that blocks of KV fit each other.
+"""The stamp of a checkpoint's KV: executors with equal stamps can read each other's blocks of KV.
 
-It covers the format of blocks, how numbers are kept, the checkpoint's settings, and its weights. Of
-these names, sizes and samples are read: an update of weights changes nearly all of them.
+It covers the format of blocks, the number formats, the checkpoint's settings, and the names, sizes and
+samples of its files of weights: an update of weights changes nearly all samples.
 """
 
 from hashlib import blake2b
@@ -15,7 +15,7 @@ _SAMPLES, _BYTES = 64, 1024  # of a file of weights
 
 
 def kv_stamp(config: ModelConfig, info: ExecutorInfo) -> str:
-    """Of an executor's blocks. Raises OSError."""
+    """Compute the stamp of an executor's blocks. Raises OSError."""
     digest = blake2b(digest_size=16)
     numbers = info.dtype, info.kv_dtype, info.quantization, info.kv_bytes_per_token, info.architecture
     settings = config.deterministic, config.load_format, config.context, info.drafter

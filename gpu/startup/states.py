@@ -1,4 +1,4 @@
-"""Models with fixed states: what cannot be served with them."""
+"""Checks of models with fixed states: settings that rule them out."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ _MOST_STATE = 256  # of Mamba-2's heads, likewise
 
 
 def check_states(config: ModelConfig, shape: Definition, attention: KernelChoice) -> None:
-    """Raises ModelError if a model with fixed states cannot be served as asked."""
+    """Check the settings against a model's fixed states. Raises ModelError."""
     if not shape.keeps_states:
         if config.state_slots is not None:
             raise ModelError("--state-slots: the model's layers keep no fixed states; leave it out")
@@ -44,7 +44,7 @@ def check_states(config: ModelConfig, shape: Definition, attention: KernelChoice
 
 
 def check_draft_model(folder: Path, shape: Definition) -> None:
-    """Raises ModelError if a draft model keeps fixed states."""
+    """Check that a draft model keeps no fixed states. Raises ModelError."""
     if shape.keeps_states:
         raise ModelError(
             f"--draft {folder}: its layers keep fixed states, which cannot be taken back; give another "

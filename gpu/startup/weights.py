@@ -1,6 +1,6 @@
-"""Reads safetensors checkpoints into a decoder, straight into its merged weights.
+"""The loader of safetensors checkpoints into a decoder, straight into its merged weights.
 
-Every tensor is checked: that it is there, its shape, its type. A fault raises ModelError, which names
+Every tensor is checked: that it is there, its shape, its dtype. A fault raises ModelError, which names
 the file and the tensor and says what to do. This file does not know architectures: the decoder says
 which tensors it wants.
 """
@@ -45,9 +45,9 @@ def load_weights(
 ) -> None:
     """Fill `views` (name in the decoder -> tensor) from the checkpoint in `folder`.
 
-    `packing` is told of each that is filled, and is given those that it keeps. `called`: how names in
-    the checkpoint differ. `stored`: how it has weights that are no floats. `cuts`: of those that a rank
-    has not whole, of which it reads its part.
+    `packing`: is told of each tensor that is filled, and takes those that it keeps. `called`: how names
+    in the checkpoint differ. `stored`: the format of weights that are no floats. `cuts`: of tensors of
+    which a rank reads its part alone. Raises ModelError.
     """
     packing = Packing(views, (), plain_weight) if packing is None else packing
     _read(folder, _Target(views, packing, called, stored, cuts or {}), progress, stored)
@@ -56,7 +56,7 @@ def load_weights(
 def check_weights(
     folder: Path, views: dict[str, Tensor], called: TensorNames, stored: WeightFormat | None
 ) -> None:
-    """Raise what `load_weights` would of names, shapes and types. Reads no numbers but small ones."""
+    """Check names, shapes and dtypes as `load_weights` does, without loading. Raises ModelError."""
     target = _Headers(views, Packing(views, (), plain_weight), called, stored, {})
     _read(folder, target, lambda what, share: None, stored)
 
@@ -91,7 +91,7 @@ def _read(folder: Path, target: "_Target", progress: Progress, stored: WeightFor
 
 
 class _Target:
-    """What is filled, and what has been read of weights that are in several tensors."""
+    """The views to fill, and the parts that were read of weights stored in several tensors."""
 
     def __init__(
         self,
@@ -113,16 +113,16 @@ class _Target:
         self._device = next((view.device for view in views.values()), None)
 
     def tensor(self, tensor: Tensor) -> Tensor:
-        """What is read of a tensor, of which nothing is in memory yet."""
+        """Return what is to be read of a tensor, of which nothing is in memory yet."""
         return tensor
 
     def is_elsewhere(self, name: str) -> bool:
-        """Whether another rank alone has this tensor of a file."""
+        """Whether only other ranks have this tensor of a file."""
         cut = self.cuts.get(_in_decoder(name, self.known, self.called))
         return cut is not None and not cut.pieces
 
     def read(self, file: Any, name: str) -> Tensor:
-        """A tensor of a file; of those that are cut, a rank's part and nothing else."""
+        """Read a tensor of a file; of one that is cut, this rank's part alone."""
         cut = self.cuts.get(_in_decoder(name, self.known, self.called))
         whole = None if cut is None else file.get_slice(name)
         codes = whole is not None and whole.get_dtype() not in _FLOAT_NAMES  # cut with their scales
@@ -133,15 +133,15 @@ class _Target:
         return torch.cat([whole[(*ahead, slice(*piece))] for piece in cut.pieces], cut.dim)
 
     def part(self, name: str, tensor: Tensor) -> tuple[str, str] | None:
-        """As of `WeightFormat`."""
+        """See `WeightFormat.part`."""
         return None if self._stored is None else self._stored.part(name, tensor)
 
     def is_idle_bias(self, name: str, tensor: Tensor) -> bool:
-        """Tools that quantize gave each product a bias, of zeros where a model has none."""
+        """Whether a quantizing tool made this bias of zeros, for a product that has none."""
         return self._stored is not None and name.endswith(".bias") and not bool(tensor.any())
 
     def take_part(self, path: Path, name: str, whole: str, part: str, tensor: Tensor) -> None:
-        """`name`: of the tensor in the file; `whole`: of its weight here, or of a layer's experts."""
+        """Take tensor `name`, a part of weight `whole`, which is put in its place when complete."""
         stacked = None if whole in self.known else _ending(whole, self.called.experts)
         if self.is_elsewhere(whole):
             return
@@ -174,12 +174,12 @@ class _Target:
 
     @property
     def stored(self) -> WeightFormat:
-        """The format of what is stored in several tensors, where something is."""
+        """The format of stored weights, where there are some."""
         assert self._stored is not None
         return self._stored
 
     def _take_experts(self, path: Path, name: str, whole: str, parts: dict[str, Tensor]) -> None:
-        """Weights of all of a layer's experts: gate and up, or down."""
+        """Put the weights of all of a layer's experts in their places: gate and up, or down."""
         called = self.called.experts
         gate_up = whole.endswith(called.stacked[0])
         kinds = called.each[:-1] if gate_up else called.each[-1:]
@@ -205,19 +205,19 @@ class _Target:
                 self._put(path, name, each, weight.in_order(own))
 
     def _whole(self, wanted: str) -> Sequence[int]:
-        """The shape of the tensor `wanted` in files."""
+        """Return the shape of the tensor `wanted` in files."""
         cut = self.cuts.get(wanted)
         return self.views[wanted].shape if cut is None else cut.shape
 
     def _own(self, path: Path, name: str, weight: Weight, cut: Cut | None) -> Weight:
-        """This rank's part."""
+        """Cut out this rank's part of a weight. Raises ModelError where that is not possible."""
         try:
             return weight if cut is None else cut.of_weight(weight)
         except ValueError as error:
             raise ModelError(f"{path}: {name}: {error}: give another --tensor-parallel") from None
 
     def _put(self, path: Path, name: str, wanted: str, weight: Weight) -> None:
-        """The weight `wanted` in the form in which it is stored."""
+        """Put a stored weight in the place of `wanted`: as it is, if that is kept, else as floats."""
         if wanted.endswith(tuple(ending for ending, _ in self.called.scaled)):
             self.fill(path, name, wanted, weight.floats())
             self.widened += 1
@@ -229,7 +229,7 @@ class _Target:
             self.widened += 1
 
     def fill(self, path: Path, name: str, wanted: str, part: Tensor) -> None:
-        """Copy the floats of tensor `name`, or of a part of it, to the view that is called `wanted`."""
+        """Copy the floats of tensor `name`, or of a part of it, to the view `wanted`."""
         self._note(path, name, wanted)
         view, cut = self.views[wanted], self.cuts.get(wanted)
         if cut is not None and tuple(part.shape) == cut.shape:
@@ -244,7 +244,7 @@ class _Target:
         self._packing.loaded(wanted)
 
     def _keeps(self, wanted: str, part: Tensor) -> bool:
-        """Whether floats are packed from where they lie."""
+        """Whether floats are packed without a copy to the view."""
         scaled = tuple(ending for ending, _ in self.called.scaled)
         kept = part.dim() == 2 and part.dtype != torch.float64 and not wanted.endswith(scaled)
         return kept and self._packing.keeps(wanted, PlainWeight)
@@ -260,7 +260,7 @@ class _Target:
 
 
 class _Headers(_Target):
-    """Takes what files say of their tensors, and no numbers."""
+    """A target that checks the headers of tensors and takes no numbers."""
 
     def tensor(self, tensor: Tensor) -> Tensor:
         return tensor if tensor.dim() < 2 else tensor.to("meta")
@@ -293,7 +293,7 @@ class _Unloaded(Weight):
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The safetensors files that make up the checkpoint, all of them there."""
+    """List the safetensors files of the checkpoint. Raises ModelError if one is missing."""
     index = folder / _INDEX
     if index.exists():
         return _indexed_files(index)
@@ -333,7 +333,7 @@ def _indexed_files(index: Path) -> list[Path]:
 
 
 def _load_file(path: Path, target: _Target) -> Iterator[tuple[float, int]]:
-    """Copy one file's tensors; yields now and then how much is done, 0..1, and how many were left."""
+    """Copy a file's tensors. Yields now and then the part done, 0..1, and how many were skipped."""
     known, called = target.known, target.called
     try:
         with safe_open(path, framework="pt") as file:
@@ -372,7 +372,7 @@ def _load_file(path: Path, target: _Target) -> Iterator[tuple[float, int]]:
 
 
 def _in_decoder(name: str, known: frozenset[str], called: TensorNames) -> str:
-    """Checkpoints of the bare model leave out the `model.` in front."""
+    """Translate a name to the decoder's. Checkpoints of the bare model leave out `model.`."""
     for theirs, ours in called.renamed:
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
@@ -381,7 +381,7 @@ def _in_decoder(name: str, known: frozenset[str], called: TensorNames) -> str:
 
 
 def _ending(name: str, called: ExpertNames) -> str | None:
-    """What follows the name of a tensor that holds all of a layer's experts; None: this is none."""
+    """Find the ending of the name of a tensor of all of a layer's experts; None: it is none."""
     endings = _DIMENSIONS if called.interleaved else [""]
     return next((each for each in endings for one in called.stacked if name.endswith(one + each)), None)
 
@@ -394,7 +394,7 @@ def _check_stacked(path: Path, name: str, tensor: Tensor, ending: str) -> None:
 
 
 def _each(name: str, ending: str, stacked: Tensor, called: ExpertNames) -> Iterator[tuple[str, Tensor]]:
-    """The experts of a tensor that holds all of a layer, by their names in the decoder."""
+    """Split a tensor of all of a layer's experts: yields names in the decoder, and parts."""
     gate_up = name.endswith(called.stacked[0])
     if called.inputs and called.inputs != stacked.shape[2 if gate_up else 1]:
         stacked = stacked.transpose(1, 2)
@@ -430,7 +430,7 @@ def _scale(name: str, view: Tensor, called: TensorNames, cut: Cut | None) -> Non
 
 
 def _check_ignorable(path: Path, name: str, known: frozenset[str]) -> None:
-    """Some tensors carry no information here; any other would be silently lost."""
+    """Check that a tensor without a place carries no information. Raises ModelError."""
     tied_head = name == "lm_head.weight" and "lm_head.weight" not in known
     if tied_head or name.endswith("rotary_emb.inv_freq"):
         return
