@@ -66,7 +66,6 @@ class CoreActors:
         spec: ExecutorSpec,
         clock: Clock,
         metrics: Metrics,
-        check_idle: bool,
         routers: Address[KvEvents] | None = None,
         begun: ProcessExecutor | None = None,
     ) -> None:
@@ -78,7 +77,6 @@ class CoreActors:
         self._begun = begun
         self._clock = clock
         self._metrics = metrics
-        self._check_idle = check_idle
         self._vocabulary: ReadAhead | None = None
         self._routers = routers
         self._scheduler: SchedulerActor | None = None
@@ -166,7 +164,6 @@ class CoreActors:
             spread,
             self._routers,
             clock=self._clock,
-            check_idle=self._check_idle,
             disk=mover,
             comparer=self._comparer,
         )

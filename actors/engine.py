@@ -134,7 +134,6 @@ class Engine:
         config: EngineConfig,
         *,
         spec: ExecutorSpec,
-        check_idle: bool,
         begun: ProcessExecutor | None = None,
     ) -> None:
         self.config = config
@@ -151,7 +150,6 @@ class Engine:
                 spec=spec,
                 clock=self.clock,
                 metrics=self.metrics,
-                check_idle=check_idle,
                 epoch=self.epoch,
                 gateways=self.layout.gateways,
             )
@@ -164,7 +162,6 @@ class Engine:
                 spec=spec,
                 clock=self.clock,
                 metrics=self.metrics,
-                check_idle=check_idle,
                 begun=begun,
             )
             self.status.ranks = self.core.ranks
@@ -334,19 +331,16 @@ async def running_engine(
     *,
     spec: ExecutorSpec | None = None,
     progress: Progress = lambda what, done: None,
-    check_idle: bool = False,
     begun: ProcessExecutor | None = None,
 ) -> AsyncIterator[Engine]:
     """A ready engine. `spec`: another executor than the configured model (its tokenizer still
-    comes from `config.model.path`). `check_idle`: check the cache's invariants whenever idle. `begun`:
-    of `process_executor.loading`.
+    comes from `config.model.path`). `begun`: of `process_executor.loading`.
 
     Raises ConfigError and ModelError for what the user can mend, EngineFailed for a crash.
     """
     engine = Engine(
         config,
         spec=spec if spec is not None else ModelSpec(config.model),
-        check_idle=check_idle,
         begun=begun,
     )
     try:

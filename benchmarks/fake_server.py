@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +32,9 @@ from ramify.gpu.executors.fake_model import FakeModel
 from ramify.gpu.step.rows import StepRows
 from ramify.protocol.config import EngineConfig, LogConfig, ModelConfig, ServerConfig
 from ramify.protocol.plan import StepPlan, StepResult
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.actors.cache.integrity import checked_when_idle
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 BUNDLED = Path(__file__).resolve().parents[1] / "gpu" / "default_model"
@@ -266,7 +270,7 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
         "look_seconds": (options.look_ms or 0.0) / 1e3,
     }
     spec = FactorySpec(f"{Path(__file__).stem}:bench_executor", settings)
-    async with running_engine(config, spec=spec, check_idle=bool(options.verify)) as engine:
+    async with running_engine(config, spec=spec) as engine:
         probe = Probe(engine)
         if options.look_ms is not None:
             probe.time_callbacks()
@@ -300,7 +304,9 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     options = _arguments()
     configure(LogConfig(level="warning"))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as checks:
+        if options.verify:
+            checks.enter_context(checked_when_idle())
         asyncio.run(_serve(options, Path(folder)))
 
 

@@ -23,13 +23,14 @@ The branch is an agent's: system and tools, then turns of a tool's result, think
 
 import argparse
 import random
+import sys
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cache.integrity import check
 from ramify.actors.cache.node import common_prefix
 from ramify.actors.cache.stored_snapshots import snapshot_part
 from ramify.actors.cache.windows import windows_of
@@ -40,6 +41,9 @@ from ramify.protocol import messages as m
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.plan import pack, unpack
 from ramify.protocol.sampling import SamplingParams
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.actors.cache.integrity import check
 
 POOL = 655_360  # tokens
 SYSTEM, MESSAGE, HEADER, OUTPUT, THOUGHT = 3_000, 1_500, 5, 500, 300  # tokens

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from report import headline, machine, write_json
 
-from ramify.actors.kit.clock import Clock, ManualClock
+from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.collector import Collector
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
@@ -55,6 +55,7 @@ from ramify.protocol.saved import (
 )
 from tests.actors.session.conftest import World
 from tests.conftest import write_tokenizer
+from tests.manual_clock import ManualClock
 
 CONTEXT, PAGES = 1 << 17, 1 << 18
 MODEL = "fake ({} tokens)"

@@ -99,6 +99,15 @@ def children_are_forked() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def caches_are_checked() -> Iterator[None]:
+    """From here on in this process: see `tests/actors/cache/integrity.py`."""
+    from tests.actors.cache.integrity import checked_when_idle
+
+    with checked_when_idle():
+        yield
+
+
 def write_tokenizer(folder: Path, vocab_size: int = 384) -> None:
     """A byte-level BPE tokenizer with ChatML turns; ids 0, 1, 2 are the special tokens."""
     folder.mkdir(parents=True, exist_ok=True)

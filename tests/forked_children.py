@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -168,6 +169,10 @@ def _main() -> None:
     os.set_inheritable(control.fileno(), False)
     for module in (*MODULES, *LATER):
         importlib.import_module(module)
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    checked = importlib.import_module("tests.actors.cache.integrity").checked_when_idle()
+    del sys.path[0]
+    checked.__enter__()  # in all that are forked
     anyio.run(anyio.sleep, 0)  # imports what drives its loops
     for module in MODULES:
         del sys.modules[module]

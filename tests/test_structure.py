@@ -29,8 +29,8 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (321, 655),
-    "actors/cache": (20, 49),
+    "actors": (320, 652),
+    "actors/cache": (19, 46),
     "actors/calls": (11, 27),
     "actors/cluster": (15, 33),
     "actors/executor": (9, 12),
@@ -49,7 +49,7 @@ SIZES = {
     "protocol": (37, 64),
     "clients": (83, 138),
     "gpu": (240, 397),
-    "benchmarks": (34, 94),
+    "benchmarks": (34, 95),
 }
 # measure: bound, goal
 COUNTS = {

@@ -15,7 +15,6 @@ import anyio.lowlevel
 from anyio.abc import TaskStatus
 
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cache.integrity import check
 from ramify.actors.kit.clock import Clock, MonotonicClock, Timer
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import get_log
@@ -50,7 +49,7 @@ class Comparer(Protocol):
 
 
 class CacheActor:
-    """Serves `cache`. With `check_idle`, checks its integrity whenever nothing runs and nothing waits.
+    """Serves `cache`.
 
     `routers`: the address that passes `KvEvents` on to listeners (`ListenKv`); None: there can be none.
     """
@@ -66,7 +65,6 @@ class CacheActor:
         disk: Disk | None = None,
         comparer: Comparer | None = None,
         clock: Clock | None = None,
-        check_idle: bool = False,
     ) -> None:
         self.mailbox = mailbox
         self.cache = cache
@@ -75,7 +73,6 @@ class CacheActor:
         self._routers = routers
         self._changed = anyio.Event()  # there is something to tell routers
         self._clock: Clock = clock if clock is not None else MonotonicClock()
-        self._check_idle = check_idle
         self._disk = disk
         self._comparer = comparer
         self._extended: OrderedDict[int, None] = OrderedDict()  # or forked: their blocks may be fetched
@@ -118,8 +115,6 @@ class CacheActor:
                 self._comparer.submit(compared)
             if not self._changed.is_set() and self.cache.pending_news:
                 self._changed.set()
-            if self._check_idle and not self.cache.runs and not len(self.mailbox):
-                check(self.cache)
 
     def _serve_disk(self, disk: Disk) -> None:
         """Order what is to be moved, and tell whose blocks have come."""

@@ -69,7 +69,6 @@ class Cluster:
         spec: ExecutorSpec | None,
         clock: Clock,
         metrics: ClusterMetrics,
-        check_idle: bool,
         epoch: str,
         gateways: int = 0,
     ) -> None:
@@ -79,7 +78,6 @@ class Cluster:
         self._spec = spec
         self._clock = clock
         self._metrics = metrics
-        self._check_idle = check_idle
         self._epoch = epoch
         self._gateways = gateways
         self._doors: list[socket.socket] = []  # where replicas join gateway processes
@@ -225,7 +223,6 @@ class Cluster:
             spec=self._spec,
             epoch=self._epoch,
             hello=Hello(ENGINE if self._gateways else 0, self._clock.now(), machine()),
-            check_idle=self._check_idle,
             ports=[door.getsockname()[1] for door in self._doors],
             secret=self.secret if self._settings.on == "processes" else None,
         )

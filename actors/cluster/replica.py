@@ -163,7 +163,6 @@ class Replica:
             spec=begin.spec if begin.spec is not None else ModelSpec(config.model),
             clock=self._clock,
             metrics=self.metrics,
-            check_idle=begin.check_idle,
             routers=self,
         )
         await core.load(group, unguarded, lambda what, done: engine.tell(Loading(what, done)))

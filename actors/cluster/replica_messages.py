@@ -53,7 +53,7 @@ class Hello(ProcessMessage, frozen=True):
 
 
 class StartReplica(ProcessMessage, frozen=True):
-    """Be replica `number`. `hello`: of the engine itself. `check_idle`: see `CacheActor`.
+    """Be replica `number`. `hello`: of the engine itself.
 
     `ports`: where gateway processes wait, at the engine's address. `secret`: theirs; None: the one by
     which the replica joined.
@@ -64,7 +64,6 @@ class StartReplica(ProcessMessage, frozen=True):
     spec: ExecutorSpec | None
     epoch: str
     hello: Hello
-    check_idle: bool = False
     ports: list[int] = []
     secret: bytes | None = None
 

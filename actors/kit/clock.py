@@ -1,11 +1,10 @@
-"""Time as a dependency: the engine's clock, and one that tests set by hand.
+"""Time as a dependency. Tests have a clock that they set by hand (`tests/manual_clock.py`).
 
 Times are seconds as float, monotonic, comparable between actors of one engine only (in whichever
 process: the operating system has one monotonic clock).
 """
 
 import asyncio
-import heapq
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -45,50 +44,6 @@ class MonotonicClock:
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         return asyncio.get_running_loop().call_later(max(0.0, when - self.now()), callback)
-
-
-class _Call:
-    """A timer of the manual clock."""
-
-    def __init__(self, callback: Callable[[], object]) -> None:
-        self.callback: Callable[[], object] | None = callback
-
-    def cancel(self) -> None:
-        self.callback = None
-
-
-class ManualClock:
-    """A clock that stands still until a test calls `advance`."""
-
-    def __init__(self, start: float = 1000.0) -> None:
-        self._now = start
-        self._due: list[tuple[float, int, _Call]] = []
-        self._count = 0
-
-    def now(self) -> float:
-        return self._now
-
-    async def sleep_until(self, when: float) -> None:
-        if when <= self._now:
-            await anyio.lowlevel.checkpoint()
-            return
-        event = anyio.Event()
-        self.call_at(when, event.set)
-        await event.wait()
-
-    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
-        call = _Call(callback)
-        self._count += 1
-        heapq.heappush(self._due, (when, self._count, call))
-        return call
-
-    def advance(self, seconds: float) -> None:
-        """Move time forward and call whatever was due, in order of time."""
-        self._now += seconds
-        while self._due and self._due[0][0] <= self._now:
-            call = heapq.heappop(self._due)[2]
-            if call.callback is not None:
-                call.callback()
 
 
 async def watch_loop(clock: Clock, late: Callable[[float], None], interval: float = 0.25) -> None:

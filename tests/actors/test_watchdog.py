@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from ramify.actors.kit.clock import ManualClock
 from ramify.actors.watchdog import (
     CPU_TIMEOUT_SECONDS,
     LOOK_SECONDS,
@@ -14,6 +13,7 @@ from ramify.actors.watchdog import (
     step_timeout,
     watch_executor,
 )
+from tests.manual_clock import ManualClock
 
 STEP = "the executor has not finished its step"
 

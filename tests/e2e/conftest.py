@@ -56,7 +56,7 @@ Found = Callable[[Message], bool]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _children(children_are_forked: None) -> None: ...
+def _processes(children_are_forked: None, caches_are_checked: None) -> None: ...
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -503,7 +503,7 @@ def serving(tokenizer_folder: Path) -> Serving:
         oracle = Oracle(config.model.path, eos_every)
         before = Resources()
         try:
-            async with running_engine(config, spec=spec, check_idle=True) as engine:
+            async with running_engine(config, spec=spec) as engine:
                 yield Served(engine, oracle)
                 if idle_at_end:
                     await Served(engine, oracle).quiet()

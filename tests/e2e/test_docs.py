@@ -52,7 +52,7 @@ async def test_a_printed_program_runs(
         model=ModelConfig(path=greedy(tokenizer_folder, tmp_path)), server=ServerConfig(port=0)
     )
     spec = FakeSpec(model={"vocab_size": 384, "eos": 2, "first": 3, "eos_every": 9999})
-    async with running_engine(config, spec=spec, check_idle=True) as engine:
+    async with running_engine(config, spec=spec) as engine:
         code, output = await run_program(engine, source, tmp_path / "program.py")
     assert code == 0, output
     assert output.strip()

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import websockets
 
-from ramify.actors.cache.integrity import check
 from ramify.actors.engine import EngineFailed
 from ramify.actors.front.processes import DEATHS
 from ramify.actors.front.worker import GatewayProcess
 from ramify.actors.kit.working import Working, cell_of
 from ramify.actors.processes.messages import NotStarted
+from tests.actors.cache.integrity import check
 from tests.e2e.conftest import pause
 
 SLOW = {"step_seconds": 0.002}

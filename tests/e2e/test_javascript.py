@@ -51,7 +51,7 @@ async def test_a_printed_program_runs(
     spec = FakeSpec(model={"vocab_size": 384, "eos": 2, "first": 3, "eos_every": 9999})
     (tmp_path / "node_modules").mkdir()
     (tmp_path / "node_modules/ramify-client").symlink_to(ROOT / "clients/web")
-    async with running_engine(config, spec=spec, check_idle=True) as engine:
+    async with running_engine(config, spec=spec) as engine:
         (tmp_path / "program.mjs").write_text(source.replace(ADDRESS, f"ws://127.0.0.1:{engine.port}"))
         command = ["node", SOCKETS, "--no-warnings", "program.mjs"]
         process = await asyncio.create_subprocess_exec(

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cache.integrity import check
 from ramify.actors.cache.residency import REACH
 from ramify.protocol import messages as m
 from ramify.protocol.plan import pack, unpack
+from tests.actors.cache.integrity import check
 
 
 class Bench:

@@ -9,15 +9,17 @@ import pytest
 from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.branches import UnknownBranch
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cache.integrity import IntegrityError
 from ramify.actors.cache.on_disk import OnDisk
 from ramify.actors.kit.blocks import BlockHasher, seed
-from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import FanOut, Router
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.protocol import messages as m
 from ramify.protocol.cluster import KvEvents, ListenKv, UnlistenKv
 from ramify.protocol.plan import pack
+from tests.actors.cache.integrity import IntegrityError
+from tests.manual_clock import ManualClock
+
+pytestmark = pytest.mark.usefixtures("caches_are_checked")
 
 
 class Wired:
@@ -38,7 +40,6 @@ class Wired:
             FanOut(sessions),
             routers,
             clock=self.clock,
-            check_idle=True,
         )
 
     async def tell(self, *messages: m.CacheMessage) -> None:

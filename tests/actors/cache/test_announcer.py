@@ -8,12 +8,12 @@ import pytest
 
 from ramify.actors.cache.announcer import Announcer
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cache.integrity import check
 from ramify.actors.kit.blocks import BlockHasher, seed
 from ramify.protocol import cluster
 from ramify.protocol import messages as m
 from ramify.protocol.cluster import KvEvents, ListenKv, UnlistenKv
 from ramify.protocol.plan import pack
+from tests.actors.cache.integrity import check
 
 
 def resident(cache: RadixCache, size: int) -> set[int]:

@@ -4,10 +4,10 @@ import pytest
 
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.canaries import MOST_BLOCKS, Canaries
-from ramify.actors.cache.integrity import check
 from ramify.actors.cache.on_disk import OnDisk
 from ramify.protocol import messages as m
 from ramify.protocol.plan import pack
+from tests.actors.cache.integrity import check
 
 A, B = list(range(100, 110)), list(range(200, 210))
 

@@ -1,10 +1,10 @@
 """Blocks that other replicas ask for and send: what is lacking, given, on its way, and found."""
 
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cache.integrity import check
 from ramify.protocol import messages as m
 from ramify.protocol.cluster import KEY, Lacking, ReadBlocks, SeekBlocks
 from ramify.protocol.plan import pack, unpack
+from tests.actors.cache.integrity import check
 
 A = list(range(100, 118))
 BRANCH = 1 << 32 | 1

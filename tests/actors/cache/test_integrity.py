@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cache.integrity import IntegrityError, check
 from ramify.actors.cache.node import COMPUTING, DEVICE, GONE, SUSPECT, Node
+from tests.actors.cache.integrity import IntegrityError, check
 
 
 def leaf(cache: RadixCache) -> Node:

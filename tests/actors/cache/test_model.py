@@ -26,12 +26,12 @@ from hypothesis.stateful import (
 from ramify.actors.cache import snapshots
 from ramify.actors.cache.cache import CacheShares, RadixCache
 from ramify.actors.cache.canaries import Canaries
-from ramify.actors.cache.integrity import check
 from ramify.actors.cache.node import DEVICE, SUSPECT
 from ramify.actors.cache.on_disk import OnDisk
 from ramify.actors.cache.windows import Tails, Windows
 from ramify.protocol import messages as m
 from ramify.protocol.plan import STATE, WINDOW, MovedBlock, pack, unpack
+from tests.actors.cache.integrity import check
 from tests.amount import examples
 
 Path = tuple[str, tuple[int, ...]]  # namespace, tokens

@@ -5,11 +5,11 @@ import pytest
 
 from ramify.actors.cache import residency
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cache.integrity import check
 from ramify.actors.cache.node import GONE, Node
 from ramify.actors.cache.residency import REACH
 from ramify.protocol import messages as m
 from ramify.protocol.plan import pack, unpack
+from tests.actors.cache.integrity import check
 
 LONG = 1
 

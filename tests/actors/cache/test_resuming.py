@@ -4,10 +4,10 @@ import pytest
 
 from ramify.actors.cache import snapshots
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cache.integrity import check
 from ramify.protocol import messages as m
 from ramify.protocol.cluster import ListenKv
 from ramify.protocol.plan import pack, unpack
+from tests.actors.cache.integrity import check
 
 
 class States:

@@ -1,9 +1,9 @@
 """Blocks that have left the device: found by their tokens alone, pinned, dropped, the oldest first."""
 
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cache.integrity import check
 from ramify.protocol import messages as m
 from ramify.protocol.plan import MovedBlock, pack, unpack
+from tests.actors.cache.integrity import check
 
 A, B = list(range(100, 110)), list(range(200, 210))
 

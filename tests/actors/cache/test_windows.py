@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cache.integrity import IntegrityError, check
 from ramify.actors.cache.windows import Ring, Tails, Windows, windows_of
 from ramify.gpu.executors.fake import FakeExecutor
 from ramify.protocol import messages as m
 from ramify.protocol.plan import pack, unpack
+from tests.actors.cache.integrity import IntegrityError, check
 
 WINDOWS = Windows(window=101, pages=1000, chunk=100, slack=4)
 

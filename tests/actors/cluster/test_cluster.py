@@ -16,13 +16,13 @@ from ramify.actors.cluster.cores import DEATHS, LOOK_SECONDS, WITHIN_SECONDS
 from ramify.actors.cluster.membership import ReplicaMember
 from ramify.actors.cluster.metrics import ClusterMetrics
 from ramify.actors.cluster.replica_messages import Up
-from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.report import Report
 from ramify.actors.processes.messages import NotStarted
 from ramify.protocol import messages as m
 from ramify.protocol.cluster import ReplicaLoad
 from ramify.protocol.config import EngineConfig, ModelConfig, ReplicasConfig
 from ramify.protocol.plan import ExecutorInfo
+from tests.manual_clock import ManualClock
 
 INFO = ExecutorInfo(
     model="m",
@@ -63,9 +63,7 @@ async def test_a_replica_that_loads_for_long_is_waited_for() -> None:
     """Only a front with none at all gives up."""
     clock = ManualClock()
     config = EngineConfig(model=ModelConfig(path=Path("m")), replicas=ReplicasConfig(count=1))
-    cluster = Cluster(
-        config, spec=None, clock=clock, metrics=ClusterMetrics(), check_idle=False, epoch="e"
-    )
+    cluster = Cluster(config, spec=None, clock=clock, metrics=ClusterMetrics(), epoch="e")
 
     def pass_time() -> None:
         for _ in range(round(1.5 * WITHOUT_SECONDS / LOOK_SECONDS)):
@@ -85,7 +83,7 @@ async def test_a_session_under_which_every_replica_dies_is_ended() -> None:
     """It may be why they die. One that meets as many deaths in a longer time goes on."""
     clock, told, metrics = ManualClock(), Told(), ClusterMetrics()
     config = EngineConfig(model=ModelConfig(path=Path("m")), replicas=ReplicasConfig(count=2))
-    cluster = Cluster(config, spec=None, clock=clock, metrics=metrics, check_idle=False, epoch="e")
+    cluster = Cluster(config, spec=None, clock=clock, metrics=metrics, epoch="e")
     cluster.cores.spread = told
     for death in range(DEATHS):
         cluster.cores.move([1, 4] if death % 2 else [1, 2, 4], ran={1, 2})
@@ -107,9 +105,7 @@ async def test_a_session_under_which_every_replica_dies_is_ended() -> None:
 def test_a_replica_whose_texts_would_be_others_is_sent_away() -> None:
     """A session that moves to another precision, or other weights, would not say the same."""
     config = EngineConfig(model=ModelConfig(path=Path("m")), replicas=ReplicasConfig(count=2))
-    cluster = Cluster(
-        config, spec=None, clock=ManualClock(), metrics=ClusterMetrics(), check_idle=False, epoch="e"
-    )
+    cluster = Cluster(config, spec=None, clock=ManualClock(), metrics=ClusterMetrics(), epoch="e")
     more = msgspec.structs.replace(INFO, pages=128, device="cuda", attention="triton")
     other = msgspec.structs.replace(INFO, quantization="int8", eos_token_ids=[2, 3])
     killed: list[int] = []
@@ -134,9 +130,7 @@ class Standing:
             model=ModelConfig(path=Path("m"), device="cpu"), replicas=replicas, step_timeout_s=600.0
         )
         self.clock, self.told = ManualClock(), Told()
-        self.cluster = Cluster(
-            config, spec=None, clock=self.clock, metrics=ClusterMetrics(), check_idle=False, epoch="e"
-        )
+        self.cluster = Cluster(config, spec=None, clock=self.clock, metrics=ClusterMetrics(), epoch="e")
         self.members = self.cluster.members
         self.cluster.cores.spread = self.told
         self.grown: list[int] = []

@@ -35,6 +35,7 @@ from ramify.protocol.config import EngineConfig, ModelConfig, ReplicasConfig
 from ramify.protocol.plan import pack, unpack
 from ramify.protocol.sampling import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("caches_are_checked")
 SECRET = b"a secret of this test"
 GREEDY = SamplingParams(temperature=0)
 
@@ -94,7 +95,7 @@ class Front:
 
 def begin(**model: Any) -> StartReplica:
     config = EngineConfig(model=ModelConfig(path=Path("m"), **model), executor="thread")
-    return StartReplica(0, config, FakeSpec({"verify": True}), "e", Hello(0, 0.0, ""), check_idle=True)
+    return StartReplica(0, config, FakeSpec({"verify": True}), "e", Hello(0, 0.0, ""))
 
 
 async def test_one_front_after_the_other() -> None:

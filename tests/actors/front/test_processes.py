@@ -5,9 +5,9 @@ from typing import Any
 
 from ramify.actors.front.gateway_messages import EngineState
 from ramify.actors.front.processes import STATE_SECONDS, ProcessFront
-from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.report import StoreHealth
 from ramify.protocol.config import EngineConfig, ModelConfig
+from tests.manual_clock import ManualClock
 
 
 class StubStatus:

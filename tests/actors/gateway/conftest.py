@@ -13,7 +13,6 @@ from websockets.asyncio.client import ClientConnection, connect
 from ramify.actors.credentials import read_credentials
 from ramify.actors.gateway.actor import GatewayActor
 from ramify.actors.gateway.port.static import StaticFiles
-from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.kit.report import StoreHealth
@@ -28,6 +27,7 @@ from ramify.protocol.messages import (
     SessionMessage,
 )
 from ramify.protocol.wire import ServerMessage, StateReply
+from tests.manual_clock import ManualClock
 
 JSON = Codec("json")
 

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from ramify.actors.kit.clock import ManualClock, MonotonicClock
+from ramify.actors.kit.clock import MonotonicClock
+from tests.manual_clock import ManualClock
 
 
 async def test_monotonic_clock_moves_and_sleeps() -> None:

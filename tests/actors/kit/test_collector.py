@@ -7,7 +7,6 @@ from weakref import ref
 
 import pytest
 
-from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.collector import (
     FEW_BLOCKS,
     GROWTH,
@@ -17,6 +16,7 @@ from ramify.actors.kit.collector import (
     WHOLE_SECONDS,
     Collector,
 )
+from tests.manual_clock import ManualClock
 
 
 class Node:

@@ -7,12 +7,13 @@ from typing import Any, Literal
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ramify.actors.kit.clock import ManualClock, watch_loop
+from ramify.actors.kit.clock import watch_loop
 from ramify.actors.kit.metric_families import Histogram
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.kit.report import CredentialUsage, RankState, Report
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import StepResult, pack
+from tests.manual_clock import ManualClock
 
 
 def samples(metrics: Metrics) -> dict[str, float]:

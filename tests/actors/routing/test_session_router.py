@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from ramify.actors.kit.clock import ManualClock
 from ramify.actors.routing.policy import RoutingPolicy
 from ramify.actors.routing.session_router import SessionRouter
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.messages import Submit
 from ramify.protocol.sampling import SamplingParams
+from tests.manual_clock import ManualClock
 
 SUBMIT = Submit(1, 2, 3, 4, SamplingParams())
 

@@ -3,7 +3,6 @@
 import anyio
 import pytest
 
-from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import FanOut, Router
 from ramify.actors.kit.mailbox import Mailbox, MailboxClosed, tell_each
 from ramify.actors.scheduler.actor import SchedulerActor
@@ -11,6 +10,7 @@ from ramify.actors.scheduler.request import SchedulerError
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import RenewPool, Settle, Tokens
 from ramify.protocol.plan import ExecutorDown, StepPlan, StepResult, unpack
+from tests.manual_clock import ManualClock
 
 
 class Listener:

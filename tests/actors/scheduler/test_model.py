@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from ramify.actors.cache import snapshots
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cache.integrity import check
 from ramify.actors.cache.on_disk import OnDisk
 from ramify.actors.cache.windows import Windows
 from ramify.actors.scheduler import loads
@@ -27,6 +26,7 @@ from ramify.protocol.messages import (
     OpenBranch,
 )
 from ramify.protocol.plan import pack, unpack, unpack_floats
+from tests.actors.cache.integrity import check
 from tests.amount import examples
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cache.integrity import check
 from ramify.gpu.executors.base import BadLogits
 from ramify.gpu.executors.fake import FakeExecutor
 from ramify.gpu.executors.fake_model import FakeModel
@@ -20,6 +19,7 @@ from ramify.gpu.startup.load import load_executor
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.messages import ExtendBranch, OpenBranch
 from ramify.protocol.plan import StepPlan, StepResult, pack
+from tests.actors.cache.integrity import check
 
 BAD = 77  # the token whose KV is spoiled
 PROMPT = [*range(20, 40), BAD, *range(40, 50)]

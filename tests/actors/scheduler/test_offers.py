@@ -3,9 +3,9 @@
 import pytest
 
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cache.integrity import check
 from ramify.protocol.messages import CancelRequest, ExtendBranch, OpenBranch
 from ramify.protocol.plan import pack, unpack
+from tests.actors.cache.integrity import check
 
 PREFIX = list(range(20))
 

@@ -20,13 +20,11 @@ from anyio.abc import TaskGroup
 
 from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cache.integrity import check
 from ramify.actors.cache.windows import windows_of
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.compile import compile_constraint
 from ramify.actors.grammar.constraint_registry import ConstraintRegistry
 from ramify.actors.grammar.vocabulary import packed
-from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import FanOut, Router
 from ramify.actors.kit.mailbox import LimitedAddress, Mailbox
 from ramify.actors.kit.metrics import Metrics
@@ -49,7 +47,9 @@ from ramify.protocol import wire as w
 from ramify.protocol.config import Limits, ScheduleConfig
 from ramify.protocol.errors import ConstraintError, RamifyError
 from ramify.protocol.plan import StepPlan
+from tests.actors.cache.integrity import check
 from tests.actors.session.alone import Alone, restore
+from tests.manual_clock import ManualClock
 
 compiled_once = cache(compile_constraint)  # for all engines: the same constraint comes in many tests
 

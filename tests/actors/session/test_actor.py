@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.mailbox import Mailbox, MailboxFull, joined
 from ramify.actors.kit.turns import Turns
 from ramify.actors.session.actor import SessionActor
@@ -19,6 +18,7 @@ from ramify.protocol.errors import Close
 from ramify.protocol.messages import Lost
 from ramify.protocol.plan import pack
 from tests.actors.session.alone import Alone
+from tests.manual_clock import ManualClock
 
 
 async def until(world: Any, socket: int, ident: int) -> list[Any]:

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.cache.integrity import check
 from ramify.actors.kit.memory import Holdings
 from ramify.actors.session import actor as actor_module
 from ramify.actors.session.actor import SessionActor
@@ -25,6 +24,7 @@ from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Close
+from tests.actors.cache.integrity import check
 from tests.amount import stride
 
 ACTORS = actor_module.__file__.rpartition("session/")[0]

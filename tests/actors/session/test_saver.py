@@ -1,6 +1,6 @@
 """The saver: what sockets may hear, and that one that has gone holds up nobody."""
 
-from ramify.actors.kit.clock import Clock, ManualClock
+from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.session.saver import LAZY_SECONDS, NEXT_SECONDS, Saver
 from ramify.actors.tokenizer import Tokenizer
@@ -8,6 +8,7 @@ from ramify.protocol.messages import Forget, Progress, Save, StoreMessage, Token
 from ramify.protocol.plan import pack
 from ramify.protocol.wire import Append, Generate, Set
 from tests.actors.session.alone import Alone
+from tests.manual_clock import ManualClock
 
 
 def saving(

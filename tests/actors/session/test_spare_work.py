@@ -10,7 +10,6 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.spare_work import WAITING, SpareWork, WarmStart
@@ -19,6 +18,7 @@ from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.plan import unpack
 from ramify.protocol.saved import StoredSession
+from tests.manual_clock import ManualClock
 
 MODEL = "fake"
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.cache.integrity import check
 from ramify.actors.cache.stored_snapshots import snapshot_part
 from ramify.actors.cache.windows import windows_of
 from ramify.actors.scheduler.core import Scheduler
@@ -24,6 +23,7 @@ from ramify.protocol import messages as m
 from ramify.protocol.config import ModelConfig, ScheduleConfig
 from ramify.protocol.plan import STATE, MovedBlock, pack, unpack
 from ramify.protocol.sampling import SamplingParams
+from tests.actors.cache.integrity import check
 from tests.gpu.executors.test_ranks import save
 from tests.gpu.kv.test_blocks import KEY, LAYOUTS, filled
 from tests.gpu.ranked import ranked

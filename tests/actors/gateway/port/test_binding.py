@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from ramify.actors.gateway.port.binding import PENDING_FRAMES, SessionBinding, Stage
 from ramify.actors.gateway.port.notices import Notices
 from ramify.actors.gateway.port.timers import Timers
-from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.protocol.config import Limits
 from ramify.protocol.messages import Detached, Drained, Frame, OpenSession, Throttled
 from ramify.protocol.wire import Error, Generate, Open
+from tests.manual_clock import ManualClock
 
 EVENTS = st.lists(
     st.sampled_from(

@@ -5,8 +5,8 @@ from typing import Any, cast
 from ramify.actors.gateway.port.access.limits import SocketLimits
 from ramify.actors.gateway.port.inflow import Inflow
 from ramify.actors.gateway.port.pump import PLAIN_SLICE, SLICE, TURN_WORK, Pump
-from ramify.actors.kit.clock import ManualClock
 from ramify.protocol.config import Limits
+from tests.manual_clock import ManualClock
 
 
 class Transport:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.kit.turns import TURN, Work
 from ramify.actors.session.branches.segments import Tail
@@ -17,6 +16,7 @@ from ramify.protocol.messages import Save, StoreMessage
 from ramify.protocol.saved import Changes
 from ramify.protocol.wire import ChatMessage, Drop, Fork
 from tests.actors.session.alone import Alone
+from tests.manual_clock import ManualClock
 
 TEXT = "x" * 100_000
 TOKENS = array("i", [5]) * 10_000

@@ -1,17 +1,23 @@
-"""A full check of every invariant of the radix cache. O(tree + pool): for tests and idle moments.
+"""A full check of every invariant of the radix cache. O(tree + pool).
 
 Recomputes from the nodes what the other files keep incrementally, and compares. It shares no code
 with them, so that one mistake does not hide in both.
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import anyio
 import numpy as np
+from anyio.abc import TaskStatus
 
+from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.allocator import Pages
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.node import COMPUTING, DEVICE, SUSPECT, Node
 from ramify.actors.cache.windows import Tails
+from ramify.protocol import messages as m
 
 
 class IntegrityError(AssertionError):
@@ -46,6 +52,31 @@ def check(cache: RadixCache) -> None:
         candidate = node.parent is not None and _is_resident(node)
         if candidate and not node.locks and not node.resident_children:
             _require(node.stamp != 0, "{!r} can be evicted but is in no heap", node)
+
+
+@contextmanager
+def checked_when_idle() -> Iterator[None]:
+    """Caches of actors that begin meanwhile are checked whenever nothing runs and nothing waits."""
+    run = CacheActor.run
+
+    async def checked(
+        actor: CacheActor, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        drain, mailbox, cache = actor.mailbox.drain, actor.mailbox, actor.cache
+
+        async def idle_then_drain() -> list[m.CacheMessage]:
+            if not cache.runs and not len(mailbox):
+                check(cache)
+            return await drain()
+
+        mailbox.drain = idle_then_drain  # type: ignore[method-assign]
+        await run(actor, task_status=task_status)
+
+    CacheActor.run = checked  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CacheActor.run = run  # type: ignore[method-assign]
 
 
 def _check_shape(node: Node, size: int) -> None:
