@@ -29,13 +29,13 @@ PRIVATE = re.compile(  # a member of another object; not of named tuples, os or 
 
 # folder: files, hundreds of lines. Goals: actors 235 and 410, session 45 files, benchmarks 90 hundred
 SIZES = {
-    "actors": (320, 652),
+    "actors": (321, 653),
     "actors/cache": (19, 46),
     "actors/calls": (11, 27),
     "actors/cluster": (15, 33),
     "actors/executor": (9, 12),
     "actors/front": (8, 16),
-    "actors/gateway": (69, 118),
+    "actors/gateway": (70, 120),
     "actors/grammar": (51, 93),
     "actors/kit": (15, 23),
     "actors/links": (6, 10),

@@ -174,8 +174,16 @@ class RequestConnection(TcpConnection):
         if parser.fault is not None or (request is not None and not request.websocket):
             self._inflow.unread(parser.rest)
             size += REQUEST_WORK
+        self._hold(parser.received if request is None else 0, self._shed)
         self._answer(parser, request)
         return size + FRAME_WORK * events
+
+    def _shed(self) -> None:
+        """Give up a request that does not end, and the connection."""
+        parser, self._parser = self._parser, None
+        message = "too much is kept of requests that do not end: send this one again"
+        fault = error_response(503, "overloaded", message, Retry_After="5")
+        self._respond(self._shaped(fault, parser), last=True)
 
     def _take_up(self) -> bool:
         """Begin another request, which costs strangers what a connection does. True: it has to wait."""

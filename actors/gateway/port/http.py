@@ -163,6 +163,11 @@ class RequestParser:
         return bool(self._raw)
 
     @property
+    def received(self) -> int:
+        """Bytes of the request that have come."""
+        return len(self._raw) + len(self._body)
+
+    @property
     def path(self) -> str:
         """The path of the request, also of a head that is faulty; "" if it is not known."""
         if self._head is not None:

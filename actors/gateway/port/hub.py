@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from ramify.actors.gateway.port.access.auth import AccessTokens
 from ramify.actors.gateway.port.access.shares import Shares
 from ramify.actors.gateway.port.access.strangers import Guest, Idle, Strangers
+from ramify.actors.gateway.port.access.unfinished import LONGEST, UNFINISHED_BYTES, Unfinished
 from ramify.actors.gateway.port.interfaces import GatewayMetrics, Served, Status
 from ramify.actors.gateway.port.notices import Notices
 from ramify.actors.gateway.port.pump import Pump
@@ -83,10 +84,12 @@ class Hub:
     draining: bool = False
     failed: bool = False  # the engine is gone: sessions end, and sockets are about to be closed
     abuse_logged: float = -math.inf  # engine seconds
+    unfinished: Unfinished = field(init=False)  # messages and requests
     body_bytes: int = field(init=False)  # of a request: as a frame, or what fills the context
 
     def __post_init__(self) -> None:
         self.body_bytes = self.limits.frame_bytes
+        self.unfinished = Unfinished(max(UNFINISHED_BYTES, LONGEST * self.limits.frame_bytes))
 
     def loaded(self, vocabulary: Sequence[bytes], served: Served) -> None:
         """Note that the model is loaded. `vocabulary`: the bytes of each token id."""

@@ -12,8 +12,11 @@ import asyncio
 import contextlib
 import enum
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from ramify.actors.gateway.port.access.limits import SocketLimits
+from ramify.actors.gateway.port.access.strangers import network_of
+from ramify.actors.gateway.port.access.unfinished import COUNTED
 from ramify.actors.gateway.port.hub import Hub
 from ramify.actors.gateway.port.inflow import Inflow
 
@@ -70,7 +73,18 @@ class TcpConnection(asyncio.Protocol, ABC):
         self._phase = Phase.CLOSING
         self._hub.connections.pop(self.id, None)
         self._hub.timers.forget(self.id)
+        self._hub.unfinished.leave(self.id)
         self._inflow.end()
+
+    def _hold(self, size: int, shed: Callable[[], None]) -> None:
+        """Note how much has come of a message or request that is not whole. `shed`: gives it up."""
+        unfinished = self._hub.unfinished
+        if size >= COUNTED:
+            share, peer = self._guard.share, self._transport.get_extra_info("peername")
+            client = share.name if share and share.name else network_of(peer[0] if peer else "")
+            unfinished.note(client, self.id, size, shed)
+        elif self.id in unfinished.parts:
+            unfinished.leave(self.id)
 
     def _half_close(self) -> None:
         """Say that nothing follows, and wait for the peer to close.

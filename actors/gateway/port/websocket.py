@@ -72,6 +72,11 @@ class WebSocket(ServerProtocol):
             self.max_message_size = self._max_size
 
     @property
+    def received(self) -> int:
+        """Bytes of a frame that is not whole."""
+        return len(self.reader.buffer)
+
+    @property
     def open(self) -> bool:
         """True while messages may be sent."""
         return self.state is State.OPEN
@@ -103,7 +108,41 @@ class WebSocket(ServerProtocol):
                 error = error.__cause__ or error.__context__
 
 
-def is_utf8(data: BytesLike) -> bool:
+class Fragments:
+    """Puts the messages of one socket together. `binary`: else they are text.
+
+    A message's size is bounded by websockets in bytes, its frames by who feeds this.
+    """
+
+    def __init__(self, *, binary: bool) -> None:
+        self._binary = binary
+        self._parts: bytearray | None = None  # of a fragmented message, as far as received
+        self._utf8 = codecs.getincrementaldecoder("utf-8")()  # of a fragmented text message
+
+    def __len__(self) -> int:
+        return len(self._parts or b"")
+
+    def add(self, frame: Frame) -> tuple[bytes, bool] | None:
+        """Take a data frame. Returns a message that is whole, and True; or one that is no UTF-8, and
+        False, with the fragment that shows it. None: more is to come."""
+        if frame.fin and self._parts is None:
+            return bytes(frame.data), self._binary or _is_utf8(frame.data)
+        if self._parts is None:
+            self._parts = bytearray()
+            self._utf8 = codecs.getincrementaldecoder("utf-8")()
+        self._parts += frame.data
+        valid = self._binary or _continues(self._utf8, frame)
+        if valid and not frame.fin:
+            return None
+        data, self._parts = bytes(self._parts), None
+        return data, valid
+
+    def clear(self) -> None:
+        """Give up what has come of a message."""
+        self._parts = None
+
+
+def _is_utf8(data: BytesLike) -> bool:
     raw = bytes(data)
     if raw.isascii():
         return True
@@ -114,7 +153,7 @@ def is_utf8(data: BytesLike) -> bool:
     return True
 
 
-def continues(decoder: codecs.IncrementalDecoder, frame: Frame) -> bool:
+def _continues(decoder: codecs.IncrementalDecoder, frame: Frame) -> bool:
     """True if the text may go on after this fragment, or end if it is the last."""
     try:
         decoder.decode(bytes(frame.data), frame.fin)

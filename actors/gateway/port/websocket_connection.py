@@ -5,7 +5,6 @@ This file does not know sessions: `binding.py`; nor what other paths than ramify
 """
 
 import asyncio
-import codecs
 
 from websockets.frames import Frame, Opcode
 from websockets.protocol import State
@@ -20,7 +19,7 @@ from ramify.actors.gateway.port.intake import receive
 from ramify.actors.gateway.port.pump import FRAME_WORK
 from ramify.actors.gateway.port.tcp import Phase, TcpConnection
 from ramify.actors.gateway.port.upgrade import Upgrade
-from ramify.actors.gateway.port.websocket import WebSocket, continues, is_utf8
+from ramify.actors.gateway.port.websocket import Fragments, WebSocket
 from ramify.actors.kit.log import get_log
 from ramify.protocol.codec import Codec
 from ramify.protocol.credentials import Credential
@@ -45,11 +44,10 @@ class WebSocketConnection(TcpConnection):
         "_credential",
         "_door",
         "_flood",
+        "_fragments",
         "_heard",
-        "_message",
         "_opened_at",
         "_out",
-        "_utf8",
         "_ws",
     )
 
@@ -65,8 +63,7 @@ class WebSocketConnection(TcpConnection):
         self._codec: Codec = accepted.codec
         self._heard = self._opened_at = now
         self._credential: Credential | None = None  # None: it has not shown a token that it needs
-        self._message: bytearray | None = None  # a fragmented message, as far as received
-        self._utf8 = codecs.getincrementaldecoder("utf-8")()  # of a fragmented text message
+        self._fragments = Fragments(binary=accepted.codec.binary)
         self._out: list[bytes] = []
         self._flood = 0  # bytes in the write buffer of a throttled socket that end it
         self._bye = False
@@ -265,32 +262,29 @@ class WebSocketConnection(TcpConnection):
                 if self._guard.abusive:
                     self._abused("too many control frames or empty fragments")
         self._flush_websocket(ws)
+        self._hold(len(self._fragments) + ws.received, self._shed)
         return work
 
-    def _fragment(self, frame: Frame, now: float) -> int:
-        """Put a message together; returns the size of one that is complete.
+    def _shed(self) -> None:
+        """Give up a message that does not end, and the socket."""
+        self._abused("too much is kept of messages that do not end")
+        self._fragments.clear()
+        if self._ws is not None:
+            self._ws.reader.discard()
+        self._inflow.deaf = True  # its answer to the close frame, too
+        self._half_close()
 
-        Its size is bounded by websockets in bytes, its frames by the guard. Text that is no UTF-8
-        ends the connection with the fragment that shows it.
-        """
+    def _fragment(self, frame: Frame, now: float) -> int:
+        """Handle a message that the frame completes, or shows to be none. Returns its size."""
         wanted = Opcode.BINARY if self._codec.binary else Opcode.TEXT
         if frame.opcode is not Opcode.CONT and frame.opcode is not wanted:
             kind = "binary" if self._codec.binary else "text"
             self.close(Close.WRONG_TYPE, f"{self._codec.name} messages travel in {kind} frames")
             return 0
-        if frame.fin and self._message is None:
-            self._receive_message(bytes(frame.data), now, self._codec.binary or is_utf8(frame.data))
-            return len(frame.data)
-        if self._message is None:
-            self._message = bytearray()
-            self._utf8 = codecs.getincrementaldecoder("utf-8")()
-        self._message += frame.data
-        valid = self._codec.binary or continues(self._utf8, frame)
-        if frame.fin or not valid:
-            data, self._message = bytes(self._message), None
-            self._receive_message(data, now, valid)
-            return len(data)
-        return 0
+        if (whole := self._fragments.add(frame)) is None:
+            return 0
+        self._receive_message(whole[0], now, whole[1])
+        return len(whole[0])
 
     def _receive_message(self, data: bytes, now: float, valid: bool) -> None:
         if not valid:

@@ -8,7 +8,7 @@ import asyncio
 import json
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 from weakref import ref
 
@@ -363,3 +363,33 @@ async def gone(gateway: Any) -> None:
     await gateway.until_gone()
     for _ in range(5):
         await anyio.lowlevel.checkpoint()
+
+
+async def test_the_client_with_most_in_messages_that_do_not_end_loses_its_first_one(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ramify.actors.gateway.port.hub.UNFINISHED_BYTES", 0)
+    size, blank = 100_000, b" " * 50_000
+    head = struct.pack("!BBQ", 0x80 | TEXT, 0xFF, size) + b"\0\0\0\0"
+    one_frame = (head, blank, blank[1:])  # all but a byte
+    fragments = frame(TEXT, blank, fin=False), frame(CONT, blank, fin=False)
+    async with serve(limits=Limits(frame_bytes=size)) as gateway, AsyncExitStack() as stack:
+        hub, sockets = gateway.actor.hub, []
+        for parts in (one_frame, fragments, one_frame, fragments):
+            sockets.append(await stack.enter_async_context(raw(gateway)))
+            number = max(hub.connections)
+            sockets[-1].send(*parts)
+            while number not in hub.unfinished.parts:
+                await anyio.lowlevel.checkpoint()
+        request = f"POST /v1/responses HTTP/1.1\r\nHost: {gateway.address}\r\nContent-Length: {size}\r\n"
+        for lost in sockets[:2]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            stack.callback(writer.close)
+            writer.write(request.encode() + b"\r\n" + blank + blank[1:])
+            assert await lost.close_code() == 4429
+            assert await lost.reader.read() == b"", "its client need not wait for the end"
+        for parts in (fragments, fragments, fragments):  # two requests are older than the last one
+            sockets.append(await stack.enter_async_context(raw(gateway)))
+            sockets[-1].send(*parts)
+        assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+    assert number not in hub.unfinished.parts, "what ends counts no more"
