@@ -174,10 +174,10 @@ def _rows(f: Function, tile: _Tile, kv_head: IrValue, many: IrValue) -> Iterator
     """For each row of the tile, of so many KV heads."""
     rows = tile.count * tile.group
     with f.loop(0, many) as number, f.loop(0, rows) as own:
-        yield _row(f, tile, kv_head + number, number * rows, own)
+        yield _row(tile, kv_head + number, number * rows, own)
 
 
-def _row(f: Function, tile: _Tile, kv_head: IrValue, before: IrValue, own: IrValue) -> _QueryRow:
+def _row(tile: _Tile, kv_head: IrValue, before: IrValue, own: IrValue) -> _QueryRow:
     """Row `own` of a KV head's."""
     query = own // tile.group
     head = kv_head * tile.group + own % tile.group
@@ -192,7 +192,7 @@ def _pairs(
     rows = tile.count * tile.group
     with f.loop(0, rows, 2) as first:
         own = first, f.smaller(first + 1, rows - 1)
-        pair = [_row(f, tile, kv_head, before, index) for index in own]
+        pair = [_row(tile, kv_head, before, index) for index in own]
         low = pair[0].position - tile.window + 1
         with f.when(base <= pair[1].position), f.when(base + LANES > low):
             yield pair

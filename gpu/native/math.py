@@ -10,7 +10,7 @@ _ROUND_BITS = 0x4B400000
 _TAYLOR = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)  # error below 2e-7 up to ln(2) / 2
 
 
-def rounded(f: Function, x: IrValue) -> IrValue:
+def rounded(x: IrValue) -> IrValue:
     """The nearest whole number as int32, for |x| < 2^22. Undefined, but harmless, for others."""
     return (x + _ROUND).bits_as(vector(I32, LANES)) - _ROUND_BITS
 

@@ -77,7 +77,7 @@ def emit_rounding(module: Module, isa: Isa, kind: str) -> str:
         f.store(scale, f.at(f.pointer(args, SCALES), place, F32))
         divisor = f.select(scale > 0.0, scale, f.constant(F32, 1.0))
         with f.loop(0, parts) as part:
-            codes = rounded(f, floats_of(f, row, part, kind) / divisor)
+            codes = rounded(floats_of(f, row, part, kind) / divisor)
             sums.set(sums.get() + codes)
             at = f.at(f.pointer(args, PANELS), (panel * padded + part) * (LANES * PANEL), I8)
             _store_words(f, f.convert(codes, _VI8).bits_as(vector(I32, 4)), at, output)
@@ -232,7 +232,7 @@ def _in_8_bits(f: Function, values: list[IrValue]) -> Group:
     divisor = f.select(scale.equals(0.0), f.constant(F32, 1.0), scale)
     codes = []
     for each in values:
-        whole = rounded(f, each / divisor)
+        whole = rounded(each / divisor)
         whole = f.larger(f.like(-128, whole), f.smaller(whole, f.like(127, whole)))
         codes.append(f.convert(whole, _VI8))
     return f.shuffle(codes[0], codes[1], range(32)), scale, None

@@ -118,7 +118,7 @@ def _quantise_row(
         else target
     )
     with f.loop(0, size, LANES) as at:
-        numbers = rounded(f, read(at) * inverse) + offset
+        numbers = rounded(read(at) * inverse) + offset
         f.store(f.convert(numbers, vector(I8)), f.at(target, at, I8))
         if grouped:
             place = f.at(sums, at // _GROUP, I32)

@@ -199,7 +199,7 @@ def _with_window_pages(
     return info, free - (taken if config.kv_tokens else int(taken / share))
 
 
-def _kept_from_host(info: ExecutorInfo, config: ModelConfig, wanted: int, each: int, free: int) -> str:
+def _kept_from_host(info: ExecutorInfo, wanted: int, each: int, free: int) -> str:
     """Say why KV cannot go to `wanted` bytes of host memory, and what mends that; "": it can.
 
     `each`: bytes of a block.
@@ -236,7 +236,7 @@ def host_blocks(info: ExecutorInfo, config: ModelConfig, free: int) -> int:
         wanted = free // 2 // config.beside
     if not wanted:
         return 0
-    told = _kept_from_host(info, config, wanted, each, free)
+    told = _kept_from_host(info, wanted, each, free)
     if told and config.kv_host < 0:
         return 0
     if told:

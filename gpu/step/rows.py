@@ -73,11 +73,6 @@ class RowTable:
         self.updates: list[tuple[int, int, int]] = []
         self.copies: tuple[Ints, Ints] | None = None  # pages, and where they are copied to
 
-    @property
-    def open_rows(self) -> int:
-        """The number of rows that are open."""
-        return int((self.requests >= 0).sum())
-
     def apply(self, plan: StepPlan) -> StepRows:
         """Apply the whole plan: `change`, then `advance`. Returns what runs."""
         self.change(plan)
