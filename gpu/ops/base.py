@@ -1,10 +1,9 @@
-"""The operations that a model is written over, and what they pass on.
+"""The operations that a model is written over, and their arguments.
 
 `models.decoder` walks the layers once; torch, Triton and the deterministic mode each implement `Ops`.
-What fits together in one kernel is one operation: a product with the activation behind it, the residual
-sum with the next norm behind it, and the product ahead of it where it is put off (`Projection`). An
-implementation for another device is a class with these methods. It need not know families, and
-families do not know devices.
+Steps that fit in one kernel are one operation: a product and its activation; the residual sum and the
+next norm, with the product before them where it is put off (`Projection`). To add a device, write a
+class with these methods. It need not know families, and families do not know devices.
 """
 
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from ramify.gpu.step.inputs import StepInputs
 
 @dataclass(slots=True)
 class ResidualStream:
-    """The residual stream, and what the next product reads of it. Both [T, hidden]."""
+    """The residual stream, and the input of the next product. Both [T, hidden]."""
 
     residual: Tensor
     normed: Tensor  # the residual behind the norm of what comes next; without one the residual itself
@@ -34,7 +33,7 @@ class ResidualStream:
 
 @dataclass(slots=True)
 class LayerAttention:
-    """What an operation has to know of one layer's attention."""
+    """One layer's attention, as operations need to know it."""
 
     index: int  # whose keys and values: an index into the pool's layers
     heads: int
@@ -56,9 +55,10 @@ class LayerAttention:
 
 @dataclass(slots=True)
 class LayerLatent:
-    """What an operation has to know of one layer's latent attention.
+    """One layer's latent attention, as operations need to know it.
 
-    Rows of its input: queries, or their latents with `q_up` to make them; the latent, and what turns.
+    A row of its input: queries, or their latents, of which `q_up` makes them; the latent; the part of
+    the key that is rotated.
     """
 
     index: int
@@ -70,14 +70,14 @@ class LayerLatent:
     query_growth: tuple[float, int] | None  # as of the layer's settings
 
     def growth(self, positions: Tensor) -> Tensor:
-        """What queries at `positions` [T] are multiplied by, float32[T], where they grow."""
+        """Compute the factors of queries at `positions` [T]: float32[T]; 1 where they do not grow."""
         by, every = self.query_growth or (0.0, 1)
         return 1 + by * torch.log1p((positions // every).float())
 
 
 @dataclass(slots=True)
 class Projection:
-    """What is to be added to the stream: x W^T + b of `rows` [T, inputs], which is still to be computed.
+    """A term of the stream that may be still to be computed: x W^T + b of `rows` [T, inputs].
 
     Without `linear`, `rows` [T, hidden] is the result. So operations may compute the product in the
     kernel that adds it, unless something comes in between.
@@ -89,7 +89,7 @@ class Projection:
 
 @dataclass(slots=True)
 class TokenInputTables:
-    """Where inputs of tokens for each layer come from (per-layer embeddings, Gemma 3n).
+    """The tables of per-layer embeddings (Gemma 3n): each layer's inputs of a token.
 
     `table` [vocabulary, layers * size], times `scale`; `product`: of the embedding, times
     `product_scale`, with `norm` over each layer's values. Their sum is divided by the root of 2.
@@ -106,20 +106,20 @@ AnyStream = TypeVar("AnyStream", bound=ResidualStream)
 
 
 class Ops(Protocol[AnyStream]):
-    """One step after another: `begin`, `embed`, the layers, `head`. Nothing waits for the device."""
+    """Interface: a device's operations. A step is `begin`, `embed`, the layers, `head`; none waits."""
 
     def begin(self, step: StepInputs[Tensor]) -> None:
-        """Prepare what the layers of the step share."""
+        """Compute what the layers of the step share."""
         ...
 
     def embed(
         self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm | None
     ) -> AnyStream:
-        """Look the tokens up in table [vocabulary, hidden], times `scale`; `norm`: the first layer's."""
+        """Look tokens up in table [vocabulary, hidden], times `scale`; `norm`: the first layer's."""
         ...
 
     def linear(self, x: AnyStream, linear: Linear) -> Tensor:
-        """[T, outputs], of the normalised stream."""
+        """Multiply the normalised stream: [T, outputs]."""
         ...
 
     def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
@@ -130,66 +130,66 @@ class Ops(Protocol[AnyStream]):
         ...
 
     def attend_latent(self, rows: Tensor, layer: LayerLatent, step: StepInputs[Tensor]) -> Tensor:
-        """The same with latents: rows [T, inputs], as `layer` says -> [T, heads * value]."""
+        """Attend with latents: rows [T, inputs], see `LayerLatent` -> [T, heads * value]."""
         ...
 
     def recur(self, rows: Tensor, layer: LayerState, step: StepInputs[Tensor]) -> Tensor:
-        """Run a mixer with a fixed state: read it, run the sequences' tokens, write the one behind them.
+        """Run a mixer with a fixed state: read the states, run the tokens, write the states after them.
 
-        rows [T, inputs], as `layer` says of its parts.
+        rows [T, inputs]: their parts are those of `layer`.
         """
         ...
 
     def project(self, x: Tensor, linear: Linear) -> Projection:
-        """x [T, inputs] -> what a layer adds to the stream."""
+        """Multiply x [T, inputs], or put that off: the term that a layer adds to the stream."""
         ...
 
     def reduce(self, projection: Projection) -> Projection:
-        """The sum over all ranks, where each holds a part of the product's inputs; here there is one."""
+        """Sum over all ranks, where each holds a part of the product's inputs; here there is one."""
         ...
 
     def add_norm(
         self, x: AnyStream, projection: Projection, norm: RMSNorm | None, post: RMSNorm | None = None
     ) -> AnyStream:
-        """residual += post(projection), in place; `norm`: that of what reads the stream next.
+        """Do residual += post(projection), in place; `norm`: that of the stream's next reader.
 
         At least one of the two norms is there.
         """
         ...
 
     def gated(self, x: AnyStream, linear: Linear, activation: Activation) -> Tensor:
-        """activation(gate) * up: the gate's rows come first in the weight [2 * size, hidden].
+        """Compute activation(gate) * up, [T, size], of the normalised stream.
 
-        Returns [T, size].
+        The gate's rows come first in the weight [2 * size, hidden].
         """
         ...
 
     def squared(self, x: AnyStream, linear: Linear) -> Tensor:
-        """max(y, 0)^2 of the product y of the normalised stream: [T, outputs]."""
+        """Compute max(y, 0)^2 of the product y of the normalised stream: [T, outputs]."""
         ...
 
     def experts(self, x: AnyStream, layer: LayerExperts) -> Projection:
-        """Send each token of the normalised stream through its experts: what they add to the stream."""
+        """Send each token of the normalised stream through its experts. Returns the term to add."""
         ...
 
     def behind(self, x: AnyStream, norm: RMSNorm) -> AnyStream:
-        """The same stream for what reads it behind another norm."""
+        """Return the stream with another norm for its next reader."""
         ...
 
     def joined(
         self, first: Projection, first_norm: RMSNorm, second: Projection, second_norm: RMSNorm
     ) -> Projection:
-        """The sum of two, each behind its norm."""
+        """Sum two terms, each after its norm."""
         ...
 
     def token_inputs(self, x: AnyStream, step: StepInputs[Tensor], inputs: TokenInputTables) -> Tensor:
-        """[T, layers, size]: what layers are given of the step's tokens. `x` is as `embed` made it."""
+        """Compute the layers' inputs of tokens, [T, layers, size]. `x`: as `embed` made it."""
         ...
 
     def open_gate(
         self, x: AnyStream, linear: Linear, scale: float, given: Tensor, activation: Activation
     ) -> Tensor:
-        """activation(linear(x) * scale) * given: [T, size]."""
+        """Compute activation(linear(x) * scale) * given: [T, size]."""
         ...
 
     def head(
@@ -200,7 +200,7 @@ class Ops(Protocol[AnyStream]):
         softcap: float | None,
         output: Tensor | None = None,
     ) -> Tensor:
-        """Logits [S, vocabulary] of `lines` int[S] of the stream, None: of all.
+        """Compute logits [S, vocabulary] of `lines` int[S] of the stream, None: of all.
 
         `softcap`: logits become softcap * tanh(logits / softcap). They are written to `output` if it
         is given.
@@ -209,33 +209,33 @@ class Ops(Protocol[AnyStream]):
 
 
 class StreamOps(Ops[AnyStream], Protocol[AnyStream]):
-    """Operations whose stream may begin and end elsewhere."""
+    """Interface: operations whose stream may come from elsewhere, and be read elsewhere."""
 
     def stream(self, residual: Tensor, norm: RMSNorm | None) -> AnyStream:
-        """A stream [T, hidden] for what reads it behind `norm`. It is written to."""
+        """Make a stream of `residual` [T, hidden], which is written to, for a reader after `norm`."""
         ...
 
     def whole(self, x: AnyStream) -> Tensor:
-        """[T, hidden]: the stream behind its norm."""
+        """Return the stream after its norm: [T, hidden]."""
         ...
 
 
 @dataclass(slots=True)
 class ShownPictures:
-    """What a tower made of some of a step's tokens: `lines` int64[P].
+    """The picture vectors of some of a step's tokens, `lines` int64[P].
 
-    `values` [P, 1 + n, hidden]: their embeddings, and what is added behind each of the first n layers.
+    `values` [P, 1 + n, hidden]: their embeddings, and the terms to add after each of the first n layers.
     """
 
     lines: Tensor
     values: Tensor
 
     def embedded(self, x: AnyStream, norm: RMSNorm | None, ops: Ops[AnyStream]) -> AnyStream:
-        """Put them in the place of embeddings; `norm`: the first layer's."""
+        """Put the vectors in the place of embeddings; `norm`: the first layer's."""
         x.residual[self.lines] = self.values[:, 0]
         return x if norm is None else ops.behind(x, norm)
 
     def deepen(self, x: ResidualStream, layer: int) -> None:
-        """Add what belongs behind this layer."""
+        """Add the terms that belong after a layer."""
         if layer + 1 < self.values.shape[1]:
             x.residual[self.lines] += self.values[:, layer + 1]

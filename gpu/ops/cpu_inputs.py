@@ -1,6 +1,6 @@
-"""Writes a step's inputs into the arrays that the CPU's kernels read.
+"""The inputs of a step on a CPU, written into the arrays that the kernels read.
 
-Knows the page table and the kernels' tiles; it does not know what is computed, nor how lines sample.
+This file knows the page table and the kernels' tiles, not what is computed, nor how lines sample.
 """
 
 from typing import cast
@@ -19,7 +19,7 @@ _MOST_CUTS = 64
 
 
 class CpuInputs:
-    """Fills `own` for steps over the pages of `table`. `queries`: of a tile of attention, at most."""
+    """Writer of `own`, over the pages of `table`. `queries`: the most of a tile of attention."""
 
     def __init__(self, own: CpuStep, table: RowTable, queries: int) -> None:
         self.furthest = 0  # position of the last step
@@ -28,7 +28,7 @@ class CpuInputs:
         self._queries = queries
 
     def lay(self, step: StepRows, last: Ints, draws: Draws = NO_DRAWS) -> None:
-        """`last`: the token that each row of the table sampled last."""
+        """Write the inputs of a step. `last`: the token that each row of the table sampled last."""
         own, bucket = self._own, tailored(step, padded=False)
         inputs = self._cut(bucket)
         lay(inputs, step, draws, {}, spare=0)
@@ -52,7 +52,7 @@ class CpuInputs:
         self.furthest = int(positions.max())
 
     def _cut(self, bucket: Bucket) -> StepInputs[Array]:
-        """The fields of a step of this size."""
+        """Find or make the views of a step of this size."""
         found = self._cuts.get(bucket)
         if found is None:
             if len(self._cuts) >= _MOST_CUTS:
@@ -61,7 +61,7 @@ class CpuInputs:
         return found
 
     def _lay_drafted(self, step: StepRows, lines: Ints) -> None:
-        """Decodes alone: a tile for each row and its drafts, if it holds them."""
+        """Lay out decodes alone: a tile for each row and its drafts, if it holds them."""
         if lines.max() > self._queries:
             self._lay_tiles(step)
             return
@@ -69,9 +69,10 @@ class CpuInputs:
         self._lay_table(step.rows[firsts], firsts, lines, step.starts[firsts])
 
     def _lay_tiles(self, step: StepRows) -> None:
-        """Cut sequences into tiles. Those that follow each other in one row are one: a row's drafts.
+        """Cut sequences into tiles. Those that follow each other in one row, its drafts, are one.
 
-        A prompt's last tiles, which have the most keys, come first: so threads end at about one time.
+        A prompt's last tiles, which have the most keys, come first: so threads end at about the same
+        time.
         """
         rows, starts, counts = step.rows, step.starts, step.counts
         firsts = np.cumsum(counts) - counts
@@ -87,7 +88,7 @@ class CpuInputs:
         self._lay_table(rows[which], firsts[which] + begun, sizes, starts[which] + begun)
 
     def _lay_table(self, rows: Ints, firsts: Ints, counts: "Ints | int", positions: Ints) -> None:
-        """Tiles of `counts` queries of `rows`, as `native.attention` reads them."""
+        """Write tiles of `counts` queries of `rows`, as `native.attention` reads them."""
         pages, count = self._table.pages, len(rows)
         table = self._own.tiles[: TILE_WORDS * count].reshape(count, TILE_WORDS)
         table[:, PAGES] = pages.ctypes.data + rows * pages.strides[0]

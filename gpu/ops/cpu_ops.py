@@ -2,12 +2,12 @@
 
 A step of a small model is bound by calls as much as by bytes, and every call from Python waits for the
 interpreter's lock, which the server wants too. So the walk over the layers happens once: the operations
-write instructions down, with buffers for the largest step, and pass these on. A step then fills the
-arrays of `CpuStep` and runs the recording in one call, without the lock.
+record instructions, with buffers for the largest step. A step then fills the arrays of `CpuStep` and
+runs the recording in one call, without the lock.
 
 Weights are integers of 8 or 4 bits (`native.linear`, `native.grouped`), activations of 8, the residual
-and all sums float32, keys and values float16. What a row computes depends on that row alone, to the last
-bit. Knows neither families nor the page table.
+and all sums float32, keys and values float16. A row's result depends on that row alone, to the last
+bit. This file knows neither families nor the page table.
 """
 
 from collections.abc import Iterable
@@ -76,7 +76,7 @@ class CpuStep:
 
     @property
     def lines(self) -> Words:
-        """Whose logits are wanted."""
+        """The lines whose logits are wanted."""
         return cast(Words, self.inputs.sampled_lines)
 
 
@@ -94,13 +94,13 @@ def empty_step(tokens: int) -> CpuStep:
 
 
 def no_step() -> StepInputs[Tensor]:
-    """For recording: the instructions read a step's inputs from their own arrays."""
+    """Make empty inputs for recording: the instructions read a step's inputs from `CpuStep`."""
     return StepInputs.from_parts(Bucket(0, 0, 0, 0), {})
 
 
 @dataclass(slots=True)
 class CpuStream(ResidualStream):
-    """The residual; its norm is applied by what reads it."""
+    """The residual; its reader applies `norm`."""
 
     norm: RMSNorm | None
 
@@ -120,13 +120,13 @@ class AngleTable:
         self._known = end
 
     def reach(self, position: int) -> None:
-        """Know the angles up to `position`."""
+        """Compute the angles up to `position`."""
         while self._known <= position:
             self._compute(min(self._known + _ANGLES, len(self.cos)))
 
 
 def obstacle(config: Definition, page_size: int) -> str | None:
-    """Why these operations cannot run a model, None if they can."""
+    """Say why these operations cannot run a model; None: they can."""
     if config.keeps_states:
         return "layers with fixed states have no kernels in 8 bits"
     if any(one.router.groups > 1 for one in config.experts):
@@ -159,9 +159,9 @@ def obstacle(config: Definition, page_size: int) -> str | None:
 def endings(
     config: Definition, products: Iterable[tuple[Linear, list[str]]], table: Linear
 ) -> tuple[tuple[str, ...], Grouped, Grouping | str]:
-    """What is done with a model's products: with those of a scale for each output, and of groups.
+    """List the epilogues of a model's products: with a scale for each output, and in groups.
 
-    And what `table` is, in which tokens are looked up.
+    Returns also the kind of `table`, the embedding.
     """
     by_use: dict[str, list[str]] = {
         "rows": ["store", "add"],
@@ -191,9 +191,9 @@ def _activations(config: Definition) -> list[str]:
 
 
 class CpuOps:
-    """Records `instructions`, for steps of up to `most_tokens` at positions below `context`.
+    """Recorder of `instructions`, for steps of up to `most_tokens` at positions below `context`.
 
-    `table`: what tokens are looked up in. They read the inputs that `step` is at the time.
+    `table`: the embedding. Instructions read the inputs that `step` is when they are recorded.
     """
 
     def __init__(
@@ -356,7 +356,7 @@ class CpuOps:
         softcap: float | None,
         output: Tensor | None = None,
     ) -> Tensor:
-        """Logits of the step's `lines`, into `output` [lines, padded vocabulary]."""
+        """Compute logits of the step's `lines`, into `output` [lines, padded vocabulary]."""
         if output is None:
             raise ValueError("the logits need room of their own")
         own, size = self.step, x.residual.shape[1]
@@ -373,7 +373,7 @@ class CpuOps:
         return output
 
     def logits(self, lines: int, vocabulary: int) -> Tensor:
-        """Room for the logits of so many lines."""
+        """Allocate the logits of so many lines."""
         return torch.empty((lines, -(-vocabulary // PANEL) * PANEL))
 
     def choose(self, logits: Tensor, draws: DrawArrays, bad: int = NO_TOKEN) -> Instruction:
@@ -381,7 +381,7 @@ class CpuOps:
         return self._kernels.choose(self.step.lines_count, logits, draws, bad)
 
     def reach(self, position: int) -> None:
-        """Know the rotary angles up to `position`."""
+        """Compute the rotary angles up to `position`."""
         for angles in self.angles.values():
             angles.reach(position)
 
@@ -398,7 +398,7 @@ class CpuOps:
         self.instructions.append(self._kernels.linear(self.step.tokens, x, weight, out, end))
 
     def _quantised(self, size: int, weight: Packed, each: int = 1) -> Quantised:
-        """Room for the activations that a product with `weight` reads, so many rows of each token."""
+        """Find or allocate the activations that a product with `weight` reads, `each` rows a token."""
         key = size, isinstance(weight, PackedGroups), each
         if key not in self._activations:
             count = each * self._most
@@ -406,7 +406,7 @@ class CpuOps:
         return self._activations[key]
 
     def _buffer(self, name: str, width: int, each: int = 1) -> Tensor:
-        """[each * most_tokens, width], the same for all layers."""
+        """Find or allocate a buffer [each * most_tokens, width], the same for all layers."""
         key = (name, width, each)
         if key not in self._buffers:
             self._buffers[key] = torch.zeros((each * self._most, width))

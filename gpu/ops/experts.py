@@ -15,22 +15,22 @@ from ramify.gpu.ops.linear.base import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 
 Activation = Literal["silu", "gelu_tanh"]
-"""Of a gate: x * sigmoid(x) (SwiGLU), or GELU by its tanh formula (GeGLU; Shazeer 2020)."""
+"""A gate's activation: x * sigmoid(x) (SwiGLU), or GELU by its tanh formula (GeGLU; Shazeer 2020)."""
 
 ExpertActivation = Literal["silu", "gelu_tanh", "clamped_swiglu", "relu2"]
-"""The same, or those of gpt-oss and Nemotron: see `gated`."""
+"""An expert's activation: a gate's, or those of gpt-oss and Nemotron, see `gated`."""
 
 CLAMP, SHARPNESS = 7.0, 1.702  # of gpt-oss
 
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """How a token's experts are chosen, and what each counts.
+    """The choice of a token's experts, and their weights in the sum.
 
     `score`: softmax over all experts, or a sigmoid of each. `renormalise`: the chosen ones' scores are
-    divided by their sum. `groups`: experts are chosen from the `top_groups` of so many whose
-    `group_best` best are best together (DeepSeek-V3: two, V2: one). `corrected`: a number for each
-    expert is added for choosing only. `weighed`: what each counts is multiplied by a number of it.
+    divided by their sum. `groups`: experts are chosen from those `top_groups` of the groups whose
+    `group_best` highest scores have the highest sum (DeepSeek-V3: two, V2: one). `corrected`: a number
+    for each expert is added for choosing only. `weighed`: an expert's weight has a factor of its own.
     """
 
     top: int = 1
@@ -46,9 +46,9 @@ class RouterSettings:
 
 @dataclass(slots=True)
 class SharedExpert:
-    """A feed-forward that every token goes through beside its own.
+    """A feed-forward that every token goes through besides its experts.
 
-    `gated`: a sigmoid opens it, whose row is the last one of the router.
+    `gated`: it is multiplied by a sigmoid, whose row is the last one of the router.
     """
 
     gate_up: Linear
@@ -60,7 +60,7 @@ class SharedExpert:
 
 @dataclass(frozen=True, slots=True)
 class ExpertTile:
-    """What a program of a GPU's kernels for many tokens multiplies at a time."""
+    """The tile of a program of a GPU's kernels for many tokens."""
 
     rows: int  # tokens
     columns: int  # outputs
@@ -71,11 +71,11 @@ class ExpertTile:
 
 @dataclass(slots=True)
 class LayerExperts:
-    """Weights of one layer, whose experts are stacked. correction, weights: float32[experts].
+    """The weights of one layer, whose experts are stacked. correction, weights: float32[experts].
 
-    `first`, `total`: of those that this rank has, and of all, where other ranks have the rest.
-    `router_norm`: the router reads the residual behind it; None: what experts read. `tiles`: of the
-    kernels, up to how many pairs an expert; None: not measured.
+    `first`, `total`: this rank's first expert and the number of all, where other ranks have the rest.
+    `router_norm`: the router reads the residual after it; None: the experts' input. `tiles`: of the
+    kernels, by the most pairs an expert; None: not measured.
     """
 
     router: Linear  # [experts, hidden], and one more row with a shared expert that has a gate
@@ -95,12 +95,12 @@ class LayerExperts:
 
     @property
     def experts(self) -> int:
-        """How many there are to choose from."""
+        """The number of experts to choose from."""
         return self.total or self.gate_up.stacked
 
     @property
     def held(self) -> int:
-        """How many of them this rank has."""
+        """The number of experts that this rank has."""
         return self.gate_up.stacked
 
     @property
@@ -110,17 +110,17 @@ class LayerExperts:
 
     @property
     def size(self) -> int:
-        """What an expert's activation gives, as many as `down` reads."""
+        """The width of an expert's activation, which `down` reads."""
         return self.down.weight.shape[1]
 
 
 def opened(gate: Tensor, activation: Activation) -> Tensor:
-    """The activation of a gate."""
+    """Apply the activation of a gate."""
     return F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
 
 
 def gated(gate_up: Tensor, activation: ExpertActivation) -> Tensor:
-    """activation(gate) * up of [T, 2 * size], the gate first. "relu2": max(x, 0)^2 of [T, size].
+    """Compute activation(gate) * up of [T, 2 * size], the gate first; "relu2": max(x, 0)^2 of [T, size].
 
     "clamped_swiglu": gate * sigmoid(1.702 gate) * (up + 1), the gate at most 7 and up within 7 of 0.
     """
@@ -136,7 +136,7 @@ def gated(gate_up: Tensor, activation: ExpertActivation) -> Tensor:
 def route(
     logits: Tensor, correction: Tensor | None, settings: RouterSettings, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """logits [T, experts] -> what each expert counts, float32[T, top], and which, int64[T, top]."""
+    """Choose experts by logits [T, experts]. Returns weights float32[T, top], indices int64[T, top]."""
     logits = logits.float()
     scores = logits.sigmoid() if settings.score == "sigmoid" else logits.softmax(-1)
     ranked = scores if correction is None else scores + correction
@@ -157,14 +157,14 @@ def route(
 
 
 def _best(scores: Tensor, count: int) -> Tensor:
-    """Indices of the highest, the lower index first where they are equal."""
+    """Find the indices of the highest scores, the lower index first where they are equal."""
     return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
 def run(x: Tensor, layer: LayerExperts, routed: Tensor | None = None) -> Tensor:
-    """x [T, hidden] -> [T, hidden]: the sum over each token's experts, and over the shared one.
+    """Sum the outputs of each token's experts and of the shared one: x [T, hidden] -> [T, hidden].
 
-    `routed` [T, hidden]: what the router reads, if it is not `x`.
+    `routed` [T, hidden]: the router's input, if it is not `x`.
     """
     logits, experts = layer.router(x if routed is None else routed), layer.experts
     counts, chosen = route(logits[:, :experts], layer.correction, layer.settings, layer.weights)

@@ -1,11 +1,11 @@
 """Mixers with fixed states on torch: gated delta net, Mamba-2 and short convolution.
 
-Each runs all sequences of a step: extends one by one, but for convolutions in chunks of 64 tokens;
-decodes together, in the recurrent form. A sequence begins with the state in slot `state_from` of the
-pool and leaves what stands behind its last token in slot `state_to`. Drafts are sequences of their own:
-each leaves its state in a spare slot, and reads that of the line before it. Sums and states are float32.
+Each runs all sequences of a step: extends one by one, except for convolutions in chunks of 64 tokens;
+decodes together, in the recurrent form. A sequence reads the state in slot `state_from` of the pool and
+writes the state after its last token to slot `state_to`. Drafts are sequences of their own: each writes
+its state to a spare slot, and reads that of the line before it. Sums and states are float32.
 
-Knows neither the layers around them nor who owns the slots.
+This file knows neither the layers around them nor which rows have the slots.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,13 +31,13 @@ _L2_EPS = 1e-6
 
 @dataclass(slots=True)
 class LayerDelta:
-    """What an operation has to know of a gated delta net (Yang et al. 2024).
+    """A gated delta net (Yang et al. 2024), as operations need to know it.
 
-    Rows of its input: q and k of the key heads, v of the value heads, the output's gates, one beta and
+    A row of its input: q and k of the key heads, v of the value heads, the output's gates, one beta and
     one decay for each value head. Consecutive value heads share a key head.
 
     `ups`: each channel of a key decays by itself (Kimi Delta Attention, 2025). In place of gates and
-    decays the rows have what these are products of, and sigmoids open the gates.
+    decays the rows have the inputs of products that give them, and gates are sigmoids.
     """
 
     index: int  # of its state, among the pool's layers
@@ -53,17 +53,17 @@ class LayerDelta:
 
     @property
     def width(self) -> int:
-        """Of its output."""
+        """The width of its output."""
         return self.value_heads * self.value_dim
 
     @property
     def parts(self) -> list[int]:
-        """How many values of a row each part has: q, k, v together, gates, betas, decays."""
+        """The widths of a row's parts: q, k, v together, gates, betas, decays."""
         convolved, heads = 2 * self.key_heads * self.key_dim + self.width, self.value_heads
         return [convolved, self.width, heads, heads * (1 if self.ups is None else self.key_dim)]
 
     def widened(self, rows: Tensor, product: Callable[[Tensor, Linear], Tensor]) -> Tensor:
-        """Rows with the parts that `parts` says."""
+        """Return rows with the parts of `parts`: with `ups`, gates and decays are computed."""
         if self.ups is None:
             return rows
         gate_up, decay_up = self.ups
@@ -76,9 +76,9 @@ class LayerDelta:
 
 @dataclass(slots=True)
 class LayerConv:
-    """What an operation has to know of a short convolution between two gates (LFM2).
+    """A short convolution between two gates (LFM2), as operations need to know it.
 
-    Rows of its input: what opens the convolution's input, what opens its output, and the input itself.
+    A row of its input: the gate of the convolution's input, that of its output, and the input itself.
     """
 
     index: int
@@ -87,15 +87,15 @@ class LayerConv:
 
     @property
     def width(self) -> int:
-        """Of its output."""
+        """The width of its output."""
         return len(self.conv)
 
 
 @dataclass(slots=True)
 class LayerMamba:
-    """What an operation has to know of a Mamba-2 mixer (Dao & Gu 2024).
+    """A Mamba-2 mixer (Dao & Gu 2024), as operations need to know it.
 
-    Rows of its input: the output's gates; x of the heads, B and C of the groups; one dt for each head.
+    A row of its input: the output's gates; x of the heads, B and C of the groups; one dt for each head.
     Consecutive heads share a group.
     """
 
@@ -114,12 +114,12 @@ class LayerMamba:
 
     @property
     def width(self) -> int:
-        """Of its output."""
+        """The width of its output."""
         return self.heads * self.head_dim
 
     @property
     def parts(self) -> list[int]:
-        """How many values of a row each part has: gates; x, B, C together; steps."""
+        """The widths of a row's parts: gates; x, B, C together; steps."""
         return [self.width, self.width + 2 * self.groups * self.state_dim, self.heads]
 
 
@@ -130,8 +130,8 @@ LayerState = LayerDelta | LayerMamba | LayerConv
 class Sequences:
     """The sequences of a step: extends of `counts` tokens, then decodes. Slots int64[B].
 
-    `rounds`: which decodes run together, one round after the other; a draft is in the round behind that
-    of the line before it.
+    `rounds`: which decodes run together, one round after another; a draft is in the round after that of
+    the line before it.
     """
 
     counts: list[int]
@@ -150,7 +150,7 @@ class Sequences:
         return found
 
     def decodes(self) -> Iterator[tuple[Tensor | slice, Tensor, Tensor]]:
-        """Round by round: which decodes, the slots that they read, and those that they write."""
+        """Yield each round: its decodes, the slots that they read, and those that they write."""
         n = len(self.counts)
         for lines in self.rounds:
             yield lines, self.sources[n:][lines], self.targets[n:][lines]
@@ -158,7 +158,7 @@ class Sequences:
 
 @dataclass(slots=True)
 class DecodeLines:
-    """The decodes of a step, drafts included, as they go on from each other. [n] each."""
+    """The decodes of a step, drafts included, and how they follow each other. [n] each."""
 
     firsts: Ints  # [rows] which ones are no drafts
     lengths: Ints  # [rows] lines of each row
@@ -170,7 +170,7 @@ class DecodeLines:
 
     @classmethod
     def of(cls, step: StepRows, spare: int) -> "DecodeLines":
-        """`spare`: the first spare slot."""
+        """Find the lines of a step. `spare`: the first spare slot."""
         assert step.states is not None
         rows, (sources, targets) = step.rows[step.extends :], step.states[step.extends :].T
         is_first = np.ones(len(rows), dtype=np.bool_)
@@ -183,8 +183,8 @@ class DecodeLines:
 
 
 def accepted_states(step: StepRows, spare: int) -> Ints:
-    """[drafts, 3] of each line whose next one is a draft: its place among those that sample, the slot
-    with its state, and the slot that is to have that if the draft is refused."""
+    """List lines whose next one is a draft, [drafts, 3]: the line's place among those that sample, the
+    slot with its state, and the slot that gets that state if the draft is refused."""
     lines = DecodeLines.of(step, spare)
     places = np.empty(len(step.rows), dtype=np.int64)
     places[step.sampling] = np.arange(len(step.sampling))
@@ -193,7 +193,7 @@ def accepted_states(step: StepRows, spare: int) -> Ints:
 
 
 def state_plan(step: StepRows, spare: int) -> Plan:
-    """What this file reads of a step; empty where the model has no states. `spare`: as above."""
+    """Plan a step for this file; empty where the model has no states. `spare`: the first spare slot."""
     if step.states is None:
         return {}
     lines, n = DecodeLines.of(step, spare), step.extends
@@ -207,10 +207,10 @@ def state_plan(step: StepRows, spare: int) -> Plan:
 
 
 def state_tables(step: StepRows, bucket: Bucket, spare: int = 0) -> Plan:
-    """What kernels read of a step, in tables of items as `ops.triton_conv` says.
+    """Plan a step for kernels, in tables of items: see `ops.triton_conv`.
 
-    `state_extends` and `state_decodes`: of whole sequences, drafts included; `state_chunks` and
-    `state_lines`: these cut to pieces. `state_drafts`: `accepted_states`.
+    `state_extends` and `state_decodes`: whole sequences, drafts included; `state_chunks` and
+    `state_lines`: these cut into pieces. `state_drafts`: `accepted_states`.
     """
     if step.states is None:
         return {}
@@ -239,7 +239,7 @@ def state_tables(step: StepRows, bucket: Bucket, spare: int = 0) -> Plan:
 
 
 def state_room(bucket: Bucket) -> Plan:
-    """Zeros, as large as the tables of a step in `bucket` can be; items of zeros do nothing."""
+    """Make zeros as large as the tables of a step in `bucket` can be; items of zeros do nothing."""
     sizes = {"state_decodes": bucket.decodes, "state_lines": bucket.decodes}
     if bucket.extended:
         sizes["state_extends"] = bucket.runs
@@ -249,7 +249,7 @@ def state_room(bucket: Bucket) -> Plan:
 
 
 def run(rows: Tensor, layer: LayerState, states: list[Tensor], sequences: Sequences) -> Tensor:
-    """rows [T, inputs] of the layer's first product -> [T, inputs of its last one]."""
+    """Run a mixer: rows [T, inputs], of the layer's first product -> the input of its last one."""
     if isinstance(layer, LayerDelta):
         return _delta(rows, layer, states, sequences)
     if isinstance(layer, LayerMamba):
@@ -261,7 +261,7 @@ def run(rows: Tensor, layer: LayerState, states: list[Tensor], sequences: Sequen
 def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, sequences: Sequences
 ) -> Tensor:
-    """Each channel of x [T, C] over its last K inputs; state [slots, K - 1, C] has those before."""
+    """Convolve each channel of x [T, C] over K inputs; state [slots, K - 1, C] has those before."""
     first, parts = 0, []
     for count, source, target in zip(
         sequences.counts, sequences.sources, sequences.targets, strict=False
@@ -336,12 +336,12 @@ def delta_rule(
     state: Tensor,
     sequences: Sequences,
 ) -> Tensor:
-    """q, k [T, H, K], v [T, H, V], beta [T, H]; state [slots, H, K, V].
+    """Run the gated delta rule. q, k [T, H, K], v [T, H, V], beta [T, H]; state [slots, H, K, V].
 
     decay (a logarithm) [T, H, 1] of the whole state, or [T, H, K] of each channel of the keys.
 
-    A token's state is the one before it, decayed, with beta of what v differs from it at k added at k;
-    its output is that state at q. [T, H, V]. Without beta all of v is added (Mamba-2).
+    A token decays the state, and adds at k the difference between v and the state at k, times beta; its
+    output [T, H, V] is that state at q. Without beta all of v is added (Mamba-2).
     """
     first, parts = 0, []
     size = CHUNK if decay.shape[-1] == 1 else _FEW
@@ -372,9 +372,9 @@ def delta_rule(
 def _chunk(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, decay: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One chunk of n tokens, [n, H, ..] each, with beta by the UT transform (Yang et al. 2024).
+    """Run a chunk of n tokens, [n, H, ..] each, with beta by the UT transform (Yang et al. 2024).
 
-    Returns outputs [n, H, V] and the state [H, K, V] behind the last token.
+    Returns outputs [n, H, V] and the state [H, K, V] after the last token.
     """
     q, k, values, decay = (x.transpose(0, 1) for x in (q, k, v, decay))
     passed = decay.cumsum(1)
@@ -383,7 +383,7 @@ def _chunk(
     between = ((passed[:, :, None] - passed[:, None]) * later).exp() * later
 
     def scores(x: Tensor) -> Tensor:
-        """[H, n, n] of x and the keys, decayed."""
+        """Multiply x and the keys, decayed: [H, n, n]."""
         if decay.shape[-1] == 1:
             return (x @ k.transpose(1, 2)) * between[..., 0]
         return torch.einsum("hic,hjc,hijc->hij", x, k, between)

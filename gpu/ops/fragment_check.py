@@ -1,7 +1,7 @@
-"""Finds out whether the kernel of `triton_fragments` computes what it should here.
+"""A check of the kernel of `triton_fragments` on this machine.
 
-It relies on the layout of the package humming-kernels and on which thread Triton gives which number:
-either may change with a version. So products with some of a model's weights are tried first.
+The kernel relies on the layout of the package humming-kernels and on Triton's assignment of numbers to
+threads: either may change with a version. So products with some of a model's weights are tried first.
 """
 
 import logging
@@ -21,10 +21,10 @@ _TOLERATED = 0.01  # of the norm; an H200 was off by 0.003
 def fragment_obstacle(
     tensors: dict[str, Tensor], wide: Tensor, tiling: FragmentTiling, gated: bool
 ) -> str:
-    """Why eight tokens by a weight are not within 1 % of float32, or do not compile; "": they are.
+    """Say why the product of eight tokens does not compile or is not within 1 % of float32; "": it is.
 
-    tensors: as the package has them; wide float32 [outputs, inputs]: the same numbers. A warning tells
-    the reason, too.
+    tensors: the package's; wide float32 [outputs, inputs]: the same numbers. The reason is logged as a
+    warning, too.
     """
     try:
         epilogues = (_GATED,) if gated else (_STORE, _ADD)

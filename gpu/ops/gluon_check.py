@@ -1,8 +1,8 @@
-"""Finds out whether the Gluon kernel of `gluon_linear` works here, and calls it.
+"""A check of the Gluon kernel of `gluon_linear` on this machine, and its call.
 
 Gluon is an experimental part of Triton: names change between versions, and code that compiles with one
-may not with the next. So a small product is tried before a model relies on the kernel. Knows neither
-models nor requests.
+may not with the next. So a small product is tried before a model relies on the kernel. This file knows
+neither models nor requests.
 """
 
 import logging
@@ -19,9 +19,9 @@ _TRIAL = GluonTiling(2, 256, 64, 4)  # the tiling of most products, so that it i
 
 @cache
 def gluon_works(device: torch.device) -> bool:
-    """Whether the kernel runs on the device. It needs a Hopper GPU and a Triton that fits.
+    """Whether the kernel runs on the device. It needs a Hopper GPU and a suitable Triton.
 
-    If only Triton does not fit, one warning says so, and torch's library computes the products.
+    If Triton alone is not suitable, a warning says so once, and torch's library computes the products.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
         return False
@@ -46,7 +46,7 @@ def gluon_product(
     x: Tensor, squares: "Tensor | None", weight: Tensor, gated: bool, eps: float, tiling: GluonTiling,
     output: "Tensor | None" = None,
 ) -> Tensor:  # fmt: skip
-    """`gluon_linear.gluon_product`, imported where it is used: the import alone may fail."""
+    """Call `gluon_linear.gluon_product`, imported here because the import alone may fail."""
     from ramify.gpu.ops import gluon_linear
 
     y: Tensor = gluon_linear.gluon_product(x, squares, weight, gated, eps, tiling, output)

@@ -1,4 +1,4 @@
-"""Matrix products of many tokens in Gluon: one warp fetches, the others do nothing but multiply.
+"""Matrix products of many tokens in Gluon: one warp fetches tiles, the others only multiply.
 
 A program keeps a ring of stages in shared memory. Its last warp asks the hardware for the tiles of
 x and of the weights (TMA) as soon as a stage is free, across the ends of output tiles and, for the
@@ -8,8 +8,9 @@ lets the hardware write them while it goes on. The activation of a gated product
 holds both the gate's and the up row's sum of a column.
 
 The method is that of CUTLASS's warp-specialised persistent kernels; the API is Triton's
-`experimental.gluon`, of which 3.6 and 3.9 are known to work. Knows neither models nor requests. The
-reference is `linear` with the plain layers beside this file. Hopper GPUs only; no interpreter.
+`experimental.gluon`, of which 3.6 and 3.9 are known to work. This file knows neither models nor
+requests. The reference is `linear` with the plain layers beside this file. Hopper GPUs only; no
+interpreter.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -47,12 +48,12 @@ def gluon_product(
     x: Tensor, squares: "Tensor | None", weight: Tensor, gated: bool, eps: float, tiling: GluonTiling,
     output: "Tensor | None" = None,
 ) -> Tensor:  # fmt: skip
-    """x [T, inputs] times the transpose of weight [outputs, inputs], all bfloat16.
+    """Multiply x [T, inputs] by the transpose of weight [outputs, inputs], all bfloat16.
 
-    squares float32[T, parts]: rows of x are still to be divided by their root mean square, their
-    squares sum to these. gated: the first half of the weight's rows is the gate; returns
+    squares float32[T, parts]: partial sums of the squares of rows of x, which are still to be divided by
+    their root mean square. gated: the first half of the weight's rows is the gate; returns
     silu(gate) * up [T, outputs / 2], else [T, outputs], written to `output`. Raises ValueError for
-    inputs that are fewer than the ring holds.
+    fewer inputs than the ring holds.
     """
     tokens, (outputs, inputs) = len(x), weight.shape
     if inputs < tiling.inputs * tiling.stages:
@@ -118,10 +119,10 @@ def _ring(
 
 @gluon.jit
 def _place(tile, grid, BAND: gl.constexpr):
-    """(tile of columns, block of tokens) of a program's tile.
+    """Find (tile of columns, block of tokens) of a program's tile.
 
-    BAND blocks of tokens share their columns' weights at a time, so that what the programs read
-    together fits the L2 cache.
+    BAND blocks of tokens share their columns' weights at a time, so that the reads of all running
+    programs fit the L2 cache.
     """
     columns, blocks, _ = grid
     band = tile // (BAND * columns)
@@ -132,8 +133,8 @@ def _place(tile, grid, BAND: gl.constexpr):
 
 @gluon.jit
 def _first_token(block, group, tokens, GROUPS: gl.constexpr):
-    """Of a warp group's rows. The last rows are taken twice, with the same result, rather than some
-    beyond them: filling a tile with zeros costs TMA more time than reading it."""
+    """Find the first token of a warp group's rows. The last rows are taken twice, with the same result,
+    instead of rows beyond the end: filling a tile with zeros costs TMA more time than reading it."""
     return gl.minimum((block * GROUPS + group) * _ROWS, gl.maximum(tokens - _ROWS, 0))
 
 
@@ -173,7 +174,7 @@ def _next(stage, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def _expect(x, w_ring, full, GROUPS: gl.constexpr):
-    """Have the barrier count the bytes of a stage."""
+    """Let the barrier count the bytes of a stage."""
     INPUTS: gl.constexpr = x.block_type.shape[1]
     mbarrier.expect(full, (GROUPS * _ROWS + w_ring.shape[1]) * INPUTS * 2)
 
@@ -203,7 +204,7 @@ def _consume(
     GROUPS: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr, GATED: gl.constexpr,
     PARTS: gl.constexpr,
 ):  # fmt: skip
-    """One warp group: the rows of GROUP in each of the program's tiles."""
+    """Multiply as one warp group: the rows of GROUP in each of the program's tiles."""
     x_ring, w_ring, full, free = ring
     columns, blocks, steps = grid
     squares, tokens, inputs, parts, eps = rest
@@ -247,7 +248,7 @@ def _consume(
 def _scale(
     squares, token, tokens, inputs, parts, eps, PARTS: gl.constexpr, SUMS: gl.constexpr
 ):  # fmt: skip
-    """Inverse root mean squares of a warp group's rows, a column."""
+    """Compute the inverse root mean squares of a warp group's rows, as a column."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0])
     rows = token + gl.arange(0, _ROWS, gl.SliceLayout(1, LAYOUT))
     part = gl.arange(0, PARTS, gl.SliceLayout(0, LAYOUT))

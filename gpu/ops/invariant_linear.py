@@ -1,4 +1,4 @@
-"""A matrix product whose rows depend on nothing but themselves, for the deterministic mode.
+"""A matrix product whose rows depend on themselves alone, for the deterministic mode.
 
 cuBLAS picks its algorithm by the number of rows, and with it the order in which it adds. Here each
 output is one sum over the inputs, in ascending steps of the same tensor-core instruction, for any number
@@ -31,7 +31,7 @@ _TILES = (
 
 
 class InvariantProducts(Products):
-    """A step's products. Tilings are ignored, because they depend on the batch."""
+    """Launcher of a step's products. Tilings are ignored, because they depend on the batch."""
 
     follows_tilings = False
 
@@ -69,7 +69,7 @@ class InvariantProducts(Products):
 
 
 def invariant_product(linear: Linear, x: Tensor) -> Tensor:
-    """y = x W^T + b as `Linear` computes it: [T, inputs] -> [T, outputs]."""
+    """Compute y = x W^T + b as `Linear` does: [T, inputs] -> [T, outputs]."""
     if isinstance(linear.weight, FourBitWeight):
         output = x.new_empty((len(x), linear.weight.shape[0]))
         exact = x.dtype == torch.float32

@@ -1,7 +1,7 @@
-"""The operations of one of several ranks on torch: where parts of sums meet, and the vocabulary's parts.
+"""The operations of one of several ranks on torch: sums over ranks, and the parts of the vocabulary.
 
-Rank 0 looks tokens up and passes the stream on, so the others need no tokens. It knows neither which
-part of a weight a rank has, nor how ranks talk.
+Rank 0 looks tokens up and sends the stream to the others, which need no tokens. This file knows neither
+which part of a weight a rank has, nor how ranks talk.
 """
 
 from dataclasses import replace
@@ -21,9 +21,9 @@ from ramify.gpu.step.inputs import StepInputs
 
 
 def normed_widely(qkv: Tensor, layer: LayerAttention, ranks: RankSums) -> LayerAttention:
-    """Normalise q and k over the heads of all ranks, in place: `layer` without these norms.
+    """Normalise q and k over the heads of all ranks, in place. Returns `layer` without these norms.
 
-    None of their heads is on several ranks.
+    No head is on several ranks.
     """
     assert layer.q_norm is not None
     assert layer.k_norm is not None
@@ -38,7 +38,7 @@ def normed_widely(qkv: Tensor, layer: LayerAttention, ranks: RankSums) -> LayerA
 
 
 class RankedTorchOps(TorchOps):
-    """As `TorchOps`. `lines`: those of the vocabulary."""
+    """`TorchOps` of a rank. `lines`: the size of the vocabulary."""
 
     def __init__(
         self, ranks: Ranks, lines: int, pool: KVPool, last: Tensor, attention: AttentionBackend
@@ -55,7 +55,7 @@ class RankedTorchOps(TorchOps):
         return super().embed(step, table, scale, norm)
 
     def stream(self, residual: Tensor, norm: RMSNorm | None) -> ResidualStream:
-        """Rank 0's."""
+        """Make a stream of rank 0's residual."""
         return super().stream(self._ranks.from_first(residual), norm)
 
     def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class RMSNorm:
-    """y = x / sqrt(mean(x^2) + eps) * weight; the mean in float32 whatever x is.
+    """The norm y = x / sqrt(mean(x^2) + eps) * weight; the mean in float32 whatever x is.
 
     The weight may be float32 where x is not.
     """
@@ -17,7 +17,7 @@ class RMSNorm:
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., size] -> [..., size]."""
+        """Normalise [..., size] -> [..., size]."""
         if self.weight.dtype == x.dtype:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)

@@ -20,7 +20,7 @@ RopeSettings = dict[str, Any]
 
 
 def inverse_frequencies(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
-    """float32[dim / 2] and the factor on cos and sin. Raises ModelError on a missing field."""
+    """Compute float32[dim / 2] and the factor on cos and sin. Raises ModelError on a missing field."""
     kind = rope["rope_type"]
     if kind not in _SCALINGS:
         raise ModelError(
@@ -40,9 +40,9 @@ class Rotary:
     def __init__(self, rope: RopeSettings | None, dim: int, context: int, device: torch.device) -> None:
         """`rope`: None: no positions, every angle is 0.
 
-        Of a part of each head that is rotated (`partial_rotary_factor`, a share), the rest has angles of
-        0 too. Kernels know one order of a head, in which its halves turn together, so values of heads
-        have to be brought into `order`: both halves of the part to the beginnings of the halves.
+        Where a part of each head is rotated (`partial_rotary_factor`), the rest has angles of 0 too.
+        Kernels know one order of a head, in which its halves rotate together. So values of heads have to
+        be brought into `order`: both halves of the part to the beginnings of the halves.
         """
         self.order: Tensor | None = None
         turned = 0 if rope is None else int(dim * rope.get("partial_rotary_factor", 1))
@@ -66,7 +66,7 @@ class Rotary:
         self.dim = dim
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """positions int64[T], or three of each token int64[3, T] -> (cos, signed sin), each [T, 1, D].
+        """Compute (cos, signed sin), [T, 1, D] each, of positions int64[T], or int64[3, T] (M-RoPE).
 
         The first half of the sine is negated, so that rotating needs no negation of its own.
         """
@@ -79,17 +79,17 @@ class Rotary:
         return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
     def table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, each float32[T, D / 2], as `triton_layer.rope_store` reads them."""
+        """Compute cos and sin, float32[T, D / 2] each, as `triton_layer.rope_store` reads them."""
         cos, signed_sin = self.angles(positions, torch.float32)
         return cos[:, 0, : self._half].contiguous(), signed_sin[:, 0, self._half :].contiguous()
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [T, heads, D], halves convention (as in GPT-NeoX): three kernels."""
+        """Rotate x [T, heads, D], by the convention of halves (as in GPT-NeoX), in three kernels."""
         return torch.addcmul(x * cos, x.roll(self._half, -1), sin)
 
 
 def heads_in_order(order: Tensor, heads: int) -> Tensor:
-    """The order of the values of so many heads."""
+    """Repeat the order of a head's values for so many heads."""
     starts = torch.arange(heads) * len(order)
     return (starts[:, None] + order).flatten()
 
@@ -104,7 +104,7 @@ def _linear(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
 
 
 def _dynamic(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
-    """NTK-aware scaling; no change up to the pretrained length."""
+    """Scale as NTK-aware scaling does; no change up to the pretrained length."""
     pretrained, factor = rope["max_position_embeddings"], rope["factor"]
     length = max(context, pretrained)
     stretch = factor * length / pretrained - (factor - 1)
@@ -113,7 +113,7 @@ def _dynamic(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]
 
 
 def _yarn(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
-    """Peng et al. 2023: interpolate low frequencies, keep high ones, a ramp between."""
+    """Scale as YaRN (Peng et al. 2023): interpolate low frequencies, keep high ones, a ramp between."""
     base, pretrained = rope["rope_theta"], rope["original_max_position_embeddings"]
     factor = rope["factor"] or rope["max_position_embeddings"] / pretrained
 
@@ -134,7 +134,7 @@ def _yarn(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
 
 
 def _proportional(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
-    """Gemma 4: the first frequencies of the whole head turn, the others are 0."""
+    """Scale as Gemma 4: keep the first frequencies of the whole head, the others are 0."""
     frequencies, factor = _default(rope, dim, context)
     turned = int(rope.get("partial_rotary_factor", 1) * dim // 2)
     frequencies[turned:] = 0
@@ -142,7 +142,7 @@ def _proportional(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, f
 
 
 def yarn_scale(factor: float, weight: float) -> float:
-    """By how much scores grow where positions are stretched by `factor`; of queries or keys alone."""
+    """Compute by how much queries, and keys, grow where positions are stretched by `factor`."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
@@ -157,7 +157,7 @@ def _yarn_attention_factor(rope: RopeSettings, factor: float) -> float:
 
 
 def _longrope(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
-    """Ding et al. 2024: a factor per frequency, one set for short contexts, one for long."""
+    """Scale as LongRoPE (Ding et al. 2024): factors by frequency, a set for short and one for long."""
     pretrained = rope["original_max_position_embeddings"]
     factors = torch.tensor(rope["long_factor" if context > pretrained else "short_factor"])
     if factors.shape != (dim // 2,):
@@ -171,7 +171,7 @@ def _longrope(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float
 
 
 def _llama3(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
-    """Llama 3.1: divide low frequencies by the factor, keep high ones, blend between."""
+    """Scale as Llama 3.1: divide low frequencies by the factor, keep high ones, blend between."""
     frequencies, attention_factor = _default(rope, dim, context)
     factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
     pretrained = rope["original_max_position_embeddings"]

@@ -1,4 +1,4 @@
-"""Which matrix products of a step our kernels take, and how they are cut up for them.
+"""The choice of kernels for a step's matrix products, and of their tilings.
 
 The tables below are measurements (docs/log/gpu.md). A product runs on our kernel where that was faster
 in a CUDA graph on an H200, counting the kernels that it replaces. Everything else stays with torch's
@@ -29,7 +29,7 @@ _PROGRAMS = 128  # about the multiprocessors; with fewer tiles their inputs are 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """What one program computes, and how many share the columns of one tile."""
+    """A tile of a program of `triton_linear`, and how many programs share the columns of one tile."""
 
     tokens: int
     outputs: int
@@ -43,7 +43,7 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class GluonTiling:
-    """What a program of the Gluon kernel computes at a time, and what it keeps in flight."""
+    """A tile of a program of the Gluon kernel, and how many stages are in flight."""
 
     groups: int  # warp groups, each with GROUP_TOKENS tokens
     outputs: int  # rows of the weight; of a gated product half of them the gate's
@@ -54,7 +54,7 @@ class GluonTiling:
 
 @dataclass(frozen=True, slots=True)
 class FourBitTiling:
-    """The same with weights in 4 bits. `outputs`: of a gated product half of them the gate's."""
+    """A tile of weights in 4 bits. `outputs`: in a gated product half of them are the gate's."""
 
     tokens: int
     outputs: int
@@ -66,7 +66,7 @@ class FourBitTiling:
 
 @dataclass(frozen=True, slots=True)
 class FragmentTiling:
-    """The same in the package's layout: `warps` and `splits` share the inputs of a tile."""
+    """A tile in the package's layout: `warps` and `splits` share the inputs of a tile."""
 
     warps: int
     splits: int
@@ -78,7 +78,7 @@ AnyTiling = Tiling | GluonTiling | FourBitTiling | FragmentTiling
 
 @dataclass(frozen=True, slots=True)
 class OpTilings:
-    """How the product in each operation is cut up; None: torch's library computes it."""
+    """The tiling of the product in each operation; None: torch's library computes it."""
 
     linear: AnyTiling | None = None
     add: Tiling | None = None
@@ -87,7 +87,7 @@ class OpTilings:
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    """What the choice depends on: the products' sizes, and which kernels the device can run."""
+    """The products' sizes, and which kernels the device can run."""
 
     hidden: int
     attention: int  # width of the attention's output
@@ -118,7 +118,7 @@ _SMALL_GLUON = ((32, None), (768, _FEW), (1536, _MORE))
 
 
 def tilings_for(tokens: int, sizes: LayerSizes) -> OpTilings:
-    """What each product of a step of `tokens` runs on."""
+    """Choose the kernel of each product in a step of `tokens`."""
     tilings = _tilings_for(tokens, sizes)
     gluon = _gluon_for(tokens, sizes)
     return tilings if gluon is None else replace(tilings, gated=gluon)
@@ -155,7 +155,7 @@ def _tilings_for(tokens: int, sizes: LayerSizes) -> OpTilings:
 
 
 def split(tiling: AnyTiling | None, tokens: int, shape: tuple[int, int]) -> AnyTiling | None:
-    """The same for a product of so few outputs that programs share their inputs. shape: as weights."""
+    """Split the inputs among programs where outputs are few. shape: outputs, inputs."""
     if not isinstance(tiling, Tiling):
         return tiling
     outputs, inputs = shape
@@ -165,7 +165,7 @@ def split(tiling: AnyTiling | None, tokens: int, shape: tuple[int, int]) -> AnyT
 
 
 def few_tiling(tokens: int, shape: tuple[int, int], gated: bool, grouped: bool) -> Tiling | None:
-    """How a product with codes of 8 bits is cut up; None: of too many tokens, or not at all.
+    """Choose the tiling of a product with codes of 8 bits; None: too many tokens, or no tiling.
 
     shape: outputs, inputs. `grouped`: 128 inputs share a scale. Up to 32 tokens programs of two warps:
     what widens codes is done by threads that wait for nothing but their own, and four programs or more
@@ -211,7 +211,7 @@ _FOUR_BITS_EXACT = FourBitTiling(16, 32, 4, 2)  # float32, which tensor cores do
 
 
 def four_bit_tiling(tokens: int, outputs: int, dtype: torch.dtype) -> FourBitTiling | None:
-    """How a product with weights in 4 bits is cut up; None: of too many tokens."""
+    """Choose the tiling of a product with weights in 4 bits; None: too many tokens."""
     if dtype == torch.float32:
         return _FOUR_BITS_EXACT
     pair = next((tilings for most, *tilings in _FOUR_BITS if tokens <= most), None)
@@ -219,7 +219,7 @@ def four_bit_tiling(tokens: int, outputs: int, dtype: torch.dtype) -> FourBitTil
 
 
 def fragment_tiling(tokens: int, shape: tuple[int, int]) -> FragmentTiling | None:
-    """Of a product in the layout of tensor cores; None: of too many tokens, or of a small matrix.
+    """Choose the tiling in the layout of tensor cores; None: too many tokens, or a small matrix.
 
     shape: outputs, inputs. As measured on an H200 for one token of Llama-8B's products.
     """

@@ -1,6 +1,6 @@
-"""The operations on torch: the reference for the others, and the CPU's where nothing faster is at hand.
+"""The operations on torch: the reference for the others, and a CPU's where there is nothing faster.
 
-Knows neither families nor page tables.
+This file knows neither families nor page tables.
 """
 
 import math
@@ -39,9 +39,9 @@ def torch_inputs(
     step: StepRows, attention: AttentionBackend, device: torch.device, spare: int = 0,
     pictures: RowPictures = {},  # noqa: B006
 ) -> StepInputs[Tensor]:  # fmt: skip
-    """The step as large as it is, on the device. `spare`: the first spare state slot.
+    """Lay out a step on the device, unpadded. `spare`: the first spare state slot.
 
-    `pictures`: of all rows that have some.
+    `pictures`: those of all rows.
     """
     bucket = tailored(step, padded=False)
     plan = attention.plan(step, bucket, captured=False) | state_plan(step, spare)
@@ -53,7 +53,7 @@ def torch_inputs(
 
 
 class TorchOps:
-    """`last` int[rows]: the token that each row sampled last."""
+    """Operations on torch. `last` int[rows]: the token that each row sampled last."""
 
     def __init__(self, pool: KVPool, last: Tensor, attention: AttentionBackend) -> None:
         self._pool = pool
@@ -204,20 +204,20 @@ class TorchOps:
 
 
 def latent_parts(rows: Tensor, layer: LayerLatent) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of the queries or their latents, of the latent, and of what turns."""
+    """View the parts of `rows`: queries or their latents, the latent, the rotated part of the key."""
     rank, turned = layer.heads.rank, layer.rotary.dim
     queries, latent, turning = torch.split(rows, [rows.shape[1] - rank - turned, rank, turned], -1)
     return queries, latent, turning
 
 
 def token_inputs(rows: Tensor, table: Tensor, inputs: TokenInputTables) -> Tensor:
-    """Both [T, layers * size], of the product and of the table -> [T, layers, size]."""
+    """Combine the product's and the table's rows, [T, layers * size] each -> [T, layers, size]."""
     size = len(inputs.norm.weight)
     rows = inputs.norm(rows.view(len(rows), -1, size))
     return (rows + table.view_as(rows)) * math.sqrt(0.5)
 
 
 def tokens_of(input_ids: Tensor, last: Tensor) -> Tensor:
-    """int64[T]: each line's token. -(row + 1) in `input_ids` stands for what `last` holds of a row."""
+    """Look up each line's token, int64[T]: -(row + 1) in `input_ids` stands for `last` of the row."""
     sampled = last.index_select(0, (-1 - input_ids).clamp_(min=0))
     return torch.where(input_ids < 0, sampled, input_ids)

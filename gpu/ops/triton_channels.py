@@ -1,9 +1,9 @@
 """Triton kernels for chunks of delta nets whose channels decay by themselves (Kimi Delta Attention).
 
-What such a chunk has beside `triton_delta`'s: the decay of each channel since the chunk began, and the
-products of its queries and keys with its keys, decayed in between. A product of two decays from one
-line in between is at most 1; within 16 lines, where no such line is, channels are multiplied one by one.
-Imported only where Triton is used.
+Such a chunk needs more than `triton_delta` computes: the decay of each channel since the chunk began,
+and the products of its queries and keys with its keys, decayed in between. The decay between two lines
+is the product of two decays, to and from a line between them, each at most 1; within 16 lines, where
+there is no such line, channels are multiplied one by one. Imported only where Triton is used.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -25,8 +25,11 @@ _BLOCK = 16  # lines of a program of products
 def chunk_products(
     rows: Tensor, qkv: Tensor, layer: LayerDelta, chunks: Tensor, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each line: its decay since its chunk began, float32[lines, heads, keys], a logarithm; its key,
-    times beta, and its query with the chunk's keys up to it, [lines, heads, 64]. `qkv`: normalised."""
+    """Compute each line's decay since its chunk began, a logarithm float32[lines, heads, keys]; and the
+    products of its key, times beta, and its query, with the chunk's keys up to it, [lines, heads, 64].
+
+    `qkv`: normalised.
+    """
     lines, heads, device = len(qkv), layer.value_heads, rows.device
     passed = torch.empty((lines, heads, layer.key_dim), dtype=torch.float32, device=device)
     system = torch.empty((lines, heads, CHUNK), dtype=torch.float32, device=device)
@@ -79,7 +82,7 @@ def _products(
     VALUES: tl.constexpr, LINES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Of some lines of a chunk, with all of them."""
+    """Multiply some lines of a chunk with all of them."""
     WIDTH: tl.constexpr = HEADS * (2 * KEYS + VALUES)
     parts: tl.constexpr = LINES // BLOCK
     item = chunks + tl.program_id(0) // parts * 5

@@ -1,11 +1,11 @@
 """Triton kernels for convolutions over a sequence, each channel by itself (Mamba, Gu & Dao 2023).
 
-A sequence's first inputs of a step follow the last ones before it, which slot `from` of a state holds;
-those behind its last token go to slot `to`. `items` int32[n, 5]: from, to, line of the sequence's first
-token, offset of the item in the sequence, tokens of the sequence. `to` 0: padding, nothing is done. Of
-whole sequences with drafts the offset is a slot: that of what stands behind the first token, which those
-for the tokens behind it follow, but for the last one. The reference is `ops.fixed_states`. Imported
-only where Triton is used.
+A step's first inputs of a sequence follow the last ones before, which slot `from` of a state holds; the
+last inputs go to slot `to`. `items` int32[n, 5]: from, to, line of the sequence's first token, offset of
+the item in the sequence, tokens of the sequence. `to` 0: padding, nothing is done. For whole sequences
+with drafts the offset is a slot: that of the state after the first token; the slots after further
+tokens, except the last one, follow it. The reference is `ops.fixed_states`. Imported only where Triton
+is used.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -30,7 +30,7 @@ def short_conv(
     lines: int,
     output: Tensor,
 ) -> None:
-    """rows [T, 3 * width]: what opens the input, what opens the output, the input; output [T, width].
+    """Run LFM2's convolution. rows [T, 3 * width]: input gate, output gate, input; output [T, width].
 
     Each item has up to `lines` tokens of a sequence. state float32[slots, K - 1, width].
     """
@@ -52,9 +52,9 @@ def taken(
     rows, stride, state, origin, first, place, channel, there, WIDTH: tl.constexpr,
     TAPS: tl.constexpr, OPENED: tl.constexpr,
 ):  # fmt: skip
-    """A convolution's inputs at `place` of a sequence; what is before 0 lies in slot `origin`.
+    """Load a convolution's inputs at `place` of a sequence; those before 0 lie in slot `origin`.
 
-    OPENED: the input is a product, of what stands at the channel and two widths behind it.
+    OPENED: an input is the product of the values at the channel and two widths behind it.
     """
     place += channel * 0  # of their shape
     source = rows + (first + place) * stride + channel
@@ -73,7 +73,7 @@ def silu(x):
 
 @triton.jit
 def softplus(x):
-    """log(1 + e^x), which is x where that is large."""
+    """Compute log(1 + e^x), which is x where that is large."""
     return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
@@ -82,7 +82,7 @@ def convolved(
     rows, stride, weight, state, origin, first, at, channel, there, inside, WIDTH: tl.constexpr,
     TAPS: tl.constexpr, OPENED: tl.constexpr,
 ):  # fmt: skip
-    """Channels at positions `at` of a sequence; inside: those that there are."""
+    """Convolve channels at positions `at` of a sequence; inside: those that exist."""
     place = at - (TAPS - 1)
     x = taken(rows, stride, state, origin, first, place, channel, there, WIDTH, TAPS, OPENED)
     total = x * tl.load(weight + channel * TAPS, mask=inside, other=0.0).to(tl.float32)
@@ -109,10 +109,10 @@ def begin(
     items, states, HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """What a program goes on from: of sequence 0, head 1 and block 2 of values of its ids.
+    """Load a program's item and state. Its ids: 0 sequence, 1 head, 2 block of values.
 
-    The item's fields; its keys and values, and where in a slot they lie; the state there. That was
-    written by an earlier step, so it may be read ahead of the product that this step waits for.
+    Returns the item's fields; its keys and values, and where in a slot they lie; the state there. An
+    earlier step wrote that, so it may be read before `wait`.
     """
     item = items + tl.program_id(0) * 5
     origin = tl.load(item).to(tl.int64)
@@ -145,7 +145,7 @@ def _take_back(
 
 
 def take_back(memory: Tensor, kept: Tensor, drafts: Tensor) -> None:
-    """Give rows whose drafts were refused the states behind what was accepted.
+    """Copy to rows whose drafts were refused the states after their last accepted token.
 
     memory float32[layers, slots, ..]; drafts int32[n, 3]: `fixed_states.accepted_states`; kept int32:
     whether each line that samples was accepted.

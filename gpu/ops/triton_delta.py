@@ -4,9 +4,9 @@ Decodes are one launch: convolution, norms of q and k, the recurrent rule, the g
 the matrix of one head in registers. Extends are cut into chunks of 64 tokens (the WY form), four
 launches. States, sums and decays are float32; of 16-bit models the operands of products are 16-bit.
 
-A program computes for one head of one sequence alone, so no result depends on the batch. Deterministic
-mode runs extends by the recurrent rule too, whose results do not depend on where a prompt is cut.
-`items` as in `triton_conv`. The reference is `ops.fixed_states`. Imported only where Triton is used.
+A program computes one head of one sequence alone, so no result depends on the batch. Deterministic mode
+runs extends by the recurrent rule too, whose results do not depend on where a prompt is cut. `items`:
+see `triton_conv`. The reference is `ops.fixed_states`. Imported only where Triton is used.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -34,9 +34,9 @@ _PREPARED = 16  # lines of a program that convolves
 def recurrent(
     rows: Tensor, layer: LayerDelta, states: list[Tensor], items: Tensor, output: Tensor
 ) -> None:
-    """Each sequence of `items` token by token. rows [T, inputs], output [T, heads * values].
+    """Run each sequence of `items` token by token. rows [T, inputs], output [T, heads * values].
 
-    Of sequences with drafts the state behind each of their tokens is kept.
+    Of sequences with drafts the state after each token is kept.
     """
     if len(items):
         sizes = _sizes(layer, _VALUES)
@@ -56,7 +56,7 @@ def chunked(
     lines: int,
     output: Tensor,
 ) -> None:
-    """The same chunk by chunk; `chunks`: the items of up to 64 tokens.
+    """Run each sequence of `items` chunk by chunk; `chunks`: items of up to 64 tokens.
 
     The sequences' tokens are among the first `lines` of `rows`.
     """
@@ -87,7 +87,7 @@ def chunked(
 
 
 def gated_norm(rows: Tensor, layer: LayerDelta, items: Tensor, lines: int, output: Tensor) -> None:
-    """The norm of each head's outputs, and their gates, in place. An item has up to `lines` tokens."""
+    """Apply norm and gates to each head's outputs, in place. An item has up to `lines` tokens."""
     if len(items):
         _open[(len(items), layer.value_heads)](
             rows, rows.shape[1], layer.norm.weight, items, output, layer.norm.eps, **_sizes(layer),
@@ -97,7 +97,7 @@ def gated_norm(rows: Tensor, layer: LayerDelta, items: Tensor, lines: int, outpu
 
 
 def _sizes(layer: LayerDelta, most: int = 1 << 30) -> dict[str, Any]:
-    """`most`: values of a head that a program takes."""
+    """Compute a kernel's sizes. `most`: values of a head that a program takes."""
     return {
         "KEY_HEADS": layer.key_heads, "VALUE_HEADS": layer.value_heads, "KEYS": layer.key_dim,
         "VALUES": layer.value_dim, "BLOCK_K": max(16, triton.next_power_of_2(layer.key_dim)),
@@ -108,7 +108,7 @@ def _sizes(layer: LayerDelta, most: int = 1 << 30) -> dict[str, Any]:
 
 @triton.jit
 def _decay(rate, bias, head, x):
-    """The logarithm of a head's decay, of its row's value `x`."""
+    """Compute the logarithm of a head's decay, of its row's value `x`."""
     x = x.to(tl.float32) + tl.load(bias + head)
     return -tl.exp(tl.load(rate + head)) * softplus(x)
 
@@ -178,7 +178,7 @@ def _prepare(
     KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     TAPS: tl.constexpr, LINES: tl.constexpr, WHOLE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The convolution of one head's channels: of q, then k, then v; q and k normalised."""
+    """Convolve one head's channels: q, then k, then v; normalise q and k."""
     WIDTH: tl.constexpr = 2 * KEY_HEADS * KEYS + VALUE_HEADS * VALUES
     BLOCK: tl.constexpr = BLOCK_K if BLOCK_K > BLOCK_V else BLOCK_V
     parts: tl.constexpr = WHOLE // LINES
@@ -215,8 +215,8 @@ def _prepare(
 
 @triton.jit
 def _inverse(system, LINES: tl.constexpr, PRECISION: tl.constexpr):
-    """(1 + system)^-1 of a strictly lower triangular matrix: small blocks by elimination, then pairs of
-    blocks by products (the UT transform). No power of the matrix is formed: they may be huge."""
+    """Invert 1 + system, of a strictly lower triangular matrix: small blocks by elimination, then pairs
+    of blocks by products (the UT transform). No power of the matrix is formed: they may be huge."""
     i = tl.arange(0, LINES)[:, None]
     j = tl.arange(0, LINES)[None, :]
     solved = tl.where(i == j, 1.0, 0.0)
@@ -241,11 +241,11 @@ def _solve(
     BLOCK_V: tl.constexpr, TAPS: tl.constexpr, LINES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """What a chunk writes to the state and what it takes from it, whatever the state is: `values` and
-    `keys` of the WY form. passed float32[lines, heads]: the decay since the chunk began, a logarithm.
+    """Compute `values` and `keys` of a chunk's WY form, which do not depend on the state.
 
-    Where channels decay by themselves `passed` and `system` are `chunk_products`'; q and k are replaced
-    by what meets the state: q decayed since the chunk began, k up to its end.
+    passed float32[lines, heads]: the decay since the chunk began, a logarithm. Where channels decay by
+    themselves `passed` and `system` are `chunk_products`', and q and k are replaced by what is
+    multiplied with the state: q decayed since the chunk began, k up to its end.
     """
     WIDTH: tl.constexpr = 2 * KEY_HEADS * KEYS + VALUE_HEADS * VALUES
     item = chunks + tl.program_id(0) * 5
@@ -317,7 +317,7 @@ def _chunks(
     BLOCK_V: tl.constexpr, TAPS: tl.constexpr, LINES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Of some of a head's values: chunk after chunk what it adds to the state, and its outputs.
+    """Update the state chunk after chunk, and compute outputs, for some of a head's values.
 
     `decayed`: the products of q and k where channels decay by themselves.
     """

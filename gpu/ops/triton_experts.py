@@ -1,4 +1,4 @@
-"""Triton kernels for layers of experts: routing, and what the paths behind it share.
+"""Triton kernels for layers of experts: routing, and parts that the paths after it share.
 
 A few tokens take `triton_experts_few`, or `triton_experts_together` where many of them share an expert;
 many tokens take `triton_experts_many`. All sizes are bounded by shapes, so a graph can hold each path.
@@ -28,10 +28,10 @@ RELU2 = tl.constexpr(3)  # has no gate: an expert's rows are half as many
 
 @dataclass(frozen=True, slots=True)
 class ExpertRoutes:
-    """Where each token goes. chosen int32[T, top]; counts float32[T, top], and the shared expert's.
+    """The routes of tokens. chosen int32[T, top]; counts float32[T, top]: weights in the sum, followed
+    by the shared expert's.
 
-    Of those that this rank has; where others have some, its own come first, and `held` stands for each
-    that it has not.
+    Where other ranks have some of the experts, this rank's come first, and `held` stands for the others.
     """
 
     chosen: Tensor
@@ -39,7 +39,7 @@ class ExpertRoutes:
 
 
 def route_tokens(logits: Tensor, layer: LayerExperts) -> ExpertRoutes:
-    """logits [T, experts], behind them that of the shared expert's gate if it has one."""
+    """Route tokens by logits [T, experts], behind them that of the shared expert's gate, if any."""
     settings, experts = layer.settings, layer.experts
     tokens, shared = len(logits), layer.shared
     places = settings.top + (shared is not None)
@@ -61,7 +61,7 @@ def route_tokens(logits: Tensor, layer: LayerExperts) -> ExpertRoutes:
 
 @triton.jit
 def _best(scores, BLOCK: tl.constexpr):
-    """The index of the highest, the lowest one of equal ones."""
+    """Find the index of the highest score, the lowest index of equal ones."""
     lane = tl.arange(0, BLOCK)
     return tl.min(tl.where(scores == tl.max(scores), lane, BLOCK))
 
@@ -74,7 +74,7 @@ def _route(
     TOP_GROUPS: tl.constexpr, FIRST: tl.constexpr, HELD: tl.constexpr, GROUP_BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One token."""
+    """Route one token."""
     wait(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
@@ -140,7 +140,7 @@ def _route(
 
 @triton.jit
 def activated(gate, up, KIND: tl.constexpr):
-    """An expert's activation: see `ops.experts.gated`."""
+    """Apply an expert's activation: see `ops.experts.gated`."""
     if KIND == RELU2:
         y = tl.maximum(gate, 0.0)
         y = y * y
@@ -156,7 +156,7 @@ def activated(gate, up, KIND: tl.constexpr):
 def dot_of_codes(
     w, values, acc, scales, row, at, WIDTH: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """acc plus w times `values`; of codes in groups, each row's times the scale of input `at`."""
+    """Add w times `values` to acc; of codes in groups, each row's times the scale of input `at`."""
     w = widened(w, values.dtype)
     if GROUP:
         own = tl.load(scales + row * ((WIDTH + GROUP - 1) // GROUP) + at // GROUP)

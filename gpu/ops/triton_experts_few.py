@@ -1,8 +1,8 @@
-"""Triton kernels for layers of experts, a few tokens: two launches, none of which sorts.
+"""Triton kernels for layers of experts and a few tokens: two launches, without sorting.
 
 A program takes some rows of one expert's weights for one token; neighbours take the same rows for other
 tokens, so that an expert's bytes come from memory once. The second product sums over a token's experts
-in one order.
+in a fixed order.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -23,7 +23,7 @@ _SHORT, _LONG = 256, 512  # inputs of a step, as measured: docs/log/gpu.md
 
 
 def open_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRoutes) -> Tensor:
-    """x [T, hidden] -> [T, top * size, and the shared expert's]: each token's experts, opened."""
+    """Compute the activations of experts: x [T, hidden] -> [T, top * size, and the shared expert's]."""
     values, hidden, size = x.values, x.values.shape[1], layer.size
     (tokens, top), shared = routes.chosen.shape, layer.shared
     beside = 0 if shared is None else shared.size
@@ -48,7 +48,7 @@ def open_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRou
 
 
 def sum_few(gated: Tensor, layer: LayerExperts, routes: ExpertRoutes) -> Tensor:
-    """What `open_few` returned -> [T, hidden], the sum over each token's experts."""
+    """Sum over each token's experts: the result of `open_few` -> [T, hidden]."""
     (tokens, top), shared, size = routes.chosen.shape, layer.shared, layer.size
     hidden, down = layer.down.weight.shape[0] // layer.held, layer.down.weight.operand
     beside = 0 if shared is None else shared.size
@@ -71,12 +71,12 @@ def sum_few(gated: Tensor, layer: LayerExperts, routes: ExpertRoutes) -> Tensor:
 
 
 def run_few(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRoutes) -> Tensor:
-    """x [T, hidden], the shared expert included -> [T, hidden]. Reads each expert of each token."""
+    """Run experts, the shared one included: x [T, hidden] -> [T, hidden]."""
     return sum_few(open_few(x, eps, layer, routes), layer, routes)
 
 
 def _depth(size: int, most: int, *operands: Operand) -> int:
-    """Inputs of one step of a loop over `size`: at most `most`, of which a group has as many or more."""
+    """Choose the inputs of a step of a loop over `size`: at most `most`, and at most a group's."""
     groups = [one.group for one in operands if 16 <= one.group < size]
     most = min([most if size % most == 0 else _SHORT, *groups])
     return min(most, max(16, 1 << (size - 1).bit_length()))
@@ -84,7 +84,7 @@ def _depth(size: int, most: int, *operands: Operand) -> int:
 
 @triton.jit
 def _weights(place, there, scales, row, at, WIDTH: tl.constexpr, GROUP: tl.constexpr):
-    """Numbers at `place` [R, D], float32, of rows [R, 1] of WIDTH inputs, GROUP of which share a scale.
+    """Load numbers at `place` [R, D] as float32, of rows [R, 1] of WIDTH inputs; GROUP share a scale.
 
     `at`: their first input. scales: of the first row's groups, or None.
     """
@@ -103,7 +103,7 @@ def _open_rows(
     HIDDEN: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     DEPTH: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """output[row] = activation(gate) * up of one token x [HIDDEN], for ROWS from `row_of` on.
+    """Compute output[row] = activation(gate) * up of one token x [HIDDEN], for ROWS from `row_of` on.
 
     `first` of `total` rows is the expert's; weight, scales and bias begin there, if they are not packed.
     """
@@ -150,7 +150,7 @@ def _open_few(
     ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
     SHARED_PACKED: tl.constexpr, DIVIDED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """output [T, TOP * SIZE + SHARED]. squares: see `UnscaledRows`."""
+    """Compute output [T, TOP * SIZE + SHARED]. squares: see `UnscaledRows`."""
     wait(OVERLAP)
     index, pairs = tl.program_id(0), tokens * TOP
     routed = pairs * tl.cdiv(SIZE, ROWS)
@@ -202,7 +202,7 @@ def _sum_few(
     DEPTH: tl.constexpr, SHARED_DEPTH: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
     SHARED_PACKED: tl.constexpr, DIVIDED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """output [T, HIDDEN]: some columns of one token."""
+    """Compute some columns of one token of output [T, HIDDEN]."""
     wait(OVERLAP)
     token = (tl.program_id(0) % tokens).to(tl.int64)
     row = tl.program_id(0) // tokens * ROWS + tl.arange(0, ROWS)

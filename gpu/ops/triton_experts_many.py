@@ -1,4 +1,4 @@
-"""Triton kernels for layers of experts, many tokens: sorted by expert, and multiplied in tiles.
+"""Triton kernels for layers of experts and many tokens: sorted by expert, multiplied in tiles.
 
 Pairs of a token and an expert are put in the experts' order, tiles of them are multiplied, and a last
 launch sums over each token's experts.
@@ -21,7 +21,7 @@ _SORTED = 1024  # pairs that a program looks at together; four times as many whe
 _SUMMED = 1024  # columns of a program that sums over a token's experts
 
 TileTable = tuple[tuple[int, ExpertTile], ...]
-"""Up to how many pairs of a token and an expert, on average of an expert, a tile is taken."""
+"""Tiles, each with the most pairs of a token and an expert, on average an expert, that it serves."""
 
 _EXACT = ExpertTile(16, 16, 32, 4, 2)  # float32, which tensor cores do not do
 _INVARIANT = ExpertTile(64, 64, 64, 4, 4)  # the same for any number of tokens
@@ -40,9 +40,9 @@ SERVED_TILES: TileTable = (
 def run_many(
     x: Tensor, layer: LayerExperts, routes: ExpertRoutes, shared: "Tensor | None", invariant: bool
 ) -> Tensor:
-    """x [T, hidden]; shared [T, hidden]: what the shared expert made of it -> [T, hidden].
+    """Run experts: x [T, hidden], and shared [T, hidden], the shared expert's output -> [T, hidden].
 
-    `invariant`: what a token gets depends on no other one, to the last bit.
+    `invariant`: a token's result depends on no other token, to the last bit.
     """
     (tokens, top), experts, hidden = routes.chosen.shape, layer.held, x.shape[1]
     size, pairs, device = layer.size, tokens * top, x.device
@@ -77,9 +77,8 @@ def run_many(
 
 
 def sort_pairs(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    """chosen int32[T, top] -> its places in the experts' order, and where each expert's begin.
-
-    int32[T * top], int32[experts + 1].
+    """Sort chosen int32[T, top] by expert. Returns the order int32[T * top], and where each expert's
+    pairs begin, int32[experts + 1].
     """
     pairs, device = chosen.numel(), chosen.device
     order = torch.empty(pairs, dtype=torch.int32, device=device)
@@ -95,7 +94,7 @@ def sort_pairs(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
 def tile_for(
     pairs: int, experts: int, dtype: torch.dtype, invariant: bool, tiles: TileTable | None = None
 ) -> ExpertTile:
-    """By how many of the `pairs` an expert has on average. `tiles`: None: those that are guesses."""
+    """Choose the tile by how many `pairs` an expert has on average. `tiles`: None: not measured."""
     if dtype == torch.float32:
         return _EXACT
     if invariant:
@@ -104,7 +103,7 @@ def tile_for(
 
 
 def _steps(linear: Linear, x: Tensor, tile: ExpertTile) -> dict[str, int]:
-    """Inputs of one step, and of a group; 0: a row is one. Packed codes have steps of their own."""
+    """Compute the inputs of a step, and of a group; 0: a row. Packed codes have steps of their own."""
     group, packed = linear.weight.operand.group, packing(linear.weight, x.dtype)
     if packed or not 0 < group < x.shape[1]:
         group = 0
@@ -115,9 +114,9 @@ def _steps(linear: Linear, x: Tensor, tile: ExpertTile) -> dict[str, int]:
 def _sort(
     chosen, order, starts, pairs, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
 ):  # fmt: skip
-    """order: the pairs of expert 0, then those of 1, .., each in their order; starts: each one's first.
+    """Write order: the pairs of expert 0, then those of 1, ..; and starts: each expert's first.
 
-    A program for each expert: it counts the pairs of those below, and puts down its own.
+    A program for each expert: it counts the pairs of lower experts, and writes its own.
     """
     wait(OVERLAP)
     expert = tl.program_id(0)
@@ -138,9 +137,9 @@ def _sort(
 
 @triton.jit
 def _tile(starts, tile, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Of the tiles of all experts one behind the other: (its expert, its first pair, the expert's end).
+    """Find tile number `tile`, of all experts in order: (its expert, its first pair, the expert's end).
 
-    Behind the last tile the expert is EXPERTS or more.
+    Beyond the last tile the expert is EXPERTS or more.
     """
     lane = tl.arange(0, BLOCK)
     there = lane < EXPERTS
@@ -161,7 +160,7 @@ def _open_many(
     GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     PRECISION: tl.constexpr, PACKED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """output [pairs, SIZE], in the experts' order."""
+    """Compute output [pairs, SIZE], in the experts' order."""
     wait(OVERLAP)
     BLOCKS: tl.constexpr = (SIZE + COLUMNS - 1) // COLUMNS
     expert, first, end = _tile(starts, tl.program_id(0) // BLOCKS, EXPERTS, BLOCK, ROWS)
@@ -225,7 +224,7 @@ def _down_many(
     PLACES: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, PRECISION: tl.constexpr, PACKED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """output [pairs, HIDDEN], in the tokens' order, times what each counts."""
+    """Compute output [pairs, HIDDEN], in the tokens' order, times each pair's weight."""
     wait(OVERLAP)
     BLOCKS: tl.constexpr = (HIDDEN + COLUMNS - 1) // COLUMNS
     expert, first, end = _tile(starts, tl.program_id(0) // BLOCKS, EXPERTS, BLOCK, ROWS)
@@ -269,7 +268,7 @@ def _sum_many(
     added, shared, counts, chosen, output, HIDDEN: tl.constexpr, TOP: tl.constexpr,
     PLACES: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """chosen: where some experts are elsewhere, whose rows are not there."""
+    """Sum a token's pairs. chosen: given where other ranks have experts, whose rows are missing."""
     wait(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

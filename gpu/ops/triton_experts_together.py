@@ -1,8 +1,9 @@
-"""Triton kernels for layers of experts, a few tokens at once: an expert's rows for all that chose it.
+"""Triton kernels for layers of experts: an expert's rows for all of a few tokens that chose it.
 
 Nothing is sorted: a program compares its expert with what the tokens chose, and multiplies on tensor
-cores for all 16 of a tile. So an expert's bytes are read once, and not for each token that chose it, as
-by `triton_experts`. It pays where many share one (docs/log/gpu.md). For floats and 8-bit floats.
+cores for all 16 of a tile. So an expert's bytes are read once, not for each token that chose it, as by
+`triton_experts_few`. It pays where many tokens share an expert (docs/log/gpu.md). For floats and 8-bit
+floats.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -31,7 +32,7 @@ _ROWS, _DEPTH = 16, 128  # of the weights that a program takes, and of a step of
 
 
 def together(layer: LayerExperts, tokens: int) -> bool:
-    """Whether so many tokens are taken together."""
+    """Whether so many tokens are computed together."""
     shared = layer.shared
     linears = [layer.gate_up] if shared is None else [layer.gate_up, shared.gate_up]
     packed = any(isinstance(one.weight, FourBitWeight) for one in linears)
@@ -40,7 +41,7 @@ def together(layer: LayerExperts, tokens: int) -> bool:
 
 
 def open_together(x: UnscaledRows, eps: float, layer: LayerExperts, routes: ExpertRoutes) -> Tensor:
-    """As `open_few`, of up to MOST_FEW tokens."""
+    """Compute `open_few` for up to MOST_FEW tokens."""
     values, hidden, size = x.values, x.values.shape[1], layer.size
     (tokens, top), shared = routes.chosen.shape, layer.shared
     beside = 0 if shared is None else shared.size
@@ -69,7 +70,7 @@ def _open_together(
     ROWS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, SHARED_GROUP: tl.constexpr,
     PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """As `_open_few`, an expert's rows for all of up to 16 tokens: those that chose it are kept."""
+    """Compute `_open_few`: an expert's rows for up to 16 tokens; those that chose it are kept."""
     wait(OVERLAP)
     BLOCKS: tl.constexpr = (SIZE + ROWS - 1) // ROWS
     index = tl.program_id(0)
@@ -105,7 +106,7 @@ def _open_tile(
     HIDDEN: tl.constexpr, SIZE: tl.constexpr, KIND: tl.constexpr, PARTS: tl.constexpr,
     ROWS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Rows of an expert, whose first one is `first`, for the tokens that are `kept`."""
+    """Compute rows of an expert, whose first one is `first`, for the tokens that are `kept`."""
     known = row < SIZE
     line = first + tl.minimum(row, SIZE - 1)
     step = tl.arange(0, DEPTH)

@@ -1,8 +1,8 @@
-"""Matrix products with weights of 4 bits in Triton: they are read as they are, and widened in registers.
+"""Matrix products with weights of 4 bits in Triton, which are widened in registers.
 
 A tile of words (`linear.four_bits`) is shifted and masked into four tiles of neighbouring inputs, which
-go from registers into the tensor cores. Scales multiply the sums of few tokens, else the weights. What
-stands before and after a product is in the same launch, as in `triton_linear`. Imported only where
+go from registers into the tensor cores. Scales multiply the sums of few tokens, else the weights. The
+operations before and after a product are in the same launch, as in `triton_linear`. Imported only where
 Triton is used; runs on a CPU with TRITON_INTERPRET=1, where shifts and floats stand for the instructions
 of the GPU.
 """
@@ -53,7 +53,7 @@ def four_bit_product(
     squares_out: Tensor | None = None,
     gelu: bool = False,
 ) -> None:
-    """output [T, outputs], of a gated product half as many. The rest as for `triton_linear`."""
+    """Write output [T, outputs], of a gated product half as many. The rest as for `triton_linear`."""
     weight, bias = linear.weight, linear.bias
     assert isinstance(weight, FourBitWeight)
     tokens, (units, rows, _) = len(x), weight.codes.shape
@@ -84,13 +84,13 @@ def four_bit_product(
 
 
 def widened_product(x: Tensor, linear: Linear) -> Tensor:
-    """By torch's library, with weights that are widened first: [T, inputs] -> [T, outputs]."""
+    """Multiply by torch's library, after widening the weight: [T, inputs] -> [T, outputs]."""
     assert isinstance(linear.weight, FourBitWeight)
     return F.linear(x, widened(linear.weight, x.dtype), linear.bias)
 
 
 def widened(weight: FourBitWeight, dtype: torch.dtype) -> Tensor:
-    """[outputs, inputs], in one launch."""
+    """Widen a weight to [outputs, inputs], in one launch."""
     units, rows, _ = weight.codes.shape
     output = torch.empty((rows, weight.inputs), dtype=dtype, device=weight.codes.device)
     _widen[(triton.cdiv(rows, 64), units)](
@@ -113,7 +113,7 @@ def _product(
     ZERO: tl.constexpr, ASM: tl.constexpr, EXACT: tl.constexpr, FEWEST: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """PER: groups of a unit, or UNITS: units of a group. rows: of the weight."""
+    """Compute a tile of the product. PER: groups a unit, or UNITS: units a group. rows: the weight's."""
     KIND: tl.constexpr = x.dtype.element_ty
     SCALES: tl.constexpr = ZERO == 2 or TOKENS > FEWEST  # weights are scaled, not sums
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
@@ -256,7 +256,7 @@ def _widen(
     codes, scales, zeros, output, rows, inputs, PER: tl.constexpr, UNITS: tl.constexpr,
     FP4: tl.constexpr, ZERO: tl.constexpr, ROWS: tl.constexpr, ASM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of a unit."""
+    """Widen some rows of a unit."""
     KIND: tl.constexpr = output.dtype.element_ty
     wait(OVERLAP)
     unit, line = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)

@@ -1,4 +1,4 @@
-"""Words of 4-bit codes (`linear.four_bits`) in Triton's kernels, as the numbers that they stand for.
+"""The decoding of words of 4-bit codes (`linear.four_bits`) in Triton's kernels.
 
 A word has four inputs of a unit, 32 apart: a tile of words becomes four tiles of neighbouring inputs.
 Called from kernels only; runs on a CPU with TRITON_INTERPRET=1, where shifts and floats stand for the
@@ -20,18 +20,18 @@ _INPUTS = tl.constexpr(UNIT)
 
 
 def has_instructions(weight: FourBitWeight, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether codes are widened by the GPU's instructions, of which MXFP4's give bfloat16 only."""
+    """Whether codes are widened by the GPU's instructions, which give only bfloat16 for MXFP4."""
     types = (torch.bfloat16,) if weight.is_mxfp4 else (torch.bfloat16, torch.float16)
     return dtype in types and overlaps(device)
 
 
 def zero_kind(weight: FourBitWeight) -> int:
-    """ZERO of the kernels."""
+    """Return the kernels' ZERO."""
     return ("none", "integers", "floats").index(weight.zero_kind)
 
 
 def packing(weight: Weight, dtype: torch.dtype) -> int:
-    """PACKED of `row_sums` and `tile_sums`, all that they know of the form; 0: it is another one."""
+    """Return PACKED of `row_sums` and `tile_sums`, which encodes the form; 0: it is another form."""
     if not isinstance(weight, FourBitWeight):
         return 0
     per, units = max(1, UNIT // weight.group), max(1, weight.group // UNIT)
@@ -76,7 +76,7 @@ lop3.b32 $3, t, 0x01C001C0, s, 0xEA;
 
 @triton.jit
 def codes_of(words, KIND: tl.constexpr, FP4: tl.constexpr, ASM: tl.constexpr):
-    """Four tiles of numbers: integers and what `_offset` says, or MXFP4's; of the type KIND if ASM."""
+    """Widen words to four tiles: integers plus `_offset`, or MXFP4's numbers; of type KIND if ASM."""
     if ASM and tl.float16 == KIND:
         a, b, c, d = tl.inline_asm_elementwise(
             _INTEGERS_16, "=r,=r,=r,=r,r", [words],
@@ -108,7 +108,7 @@ def _number(words, SHIFT: tl.constexpr, FP4: tl.constexpr):
 
 @triton.jit
 def _offset(KIND: tl.constexpr, ASM: tl.constexpr):
-    """What an integer of `_codes` is too large by."""
+    """Return what `codes_of` adds to integers."""
     if not ASM:
         offset = 0.0
     elif tl.float16 == KIND:
@@ -120,7 +120,7 @@ def _offset(KIND: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def group_of(scales, zeros, at, ZERO: tl.constexpr):
-    """What memory has of a group of each row: its scale, and its zero if there is one."""
+    """Load scale, and zero if there is one, of a group of each row."""
     scale = tl.load(scales + at)
     zero = scale
     if ZERO != 0:
@@ -133,9 +133,9 @@ def factors(
     scale, zero, KIND: tl.constexpr, FP4: tl.constexpr, ZERO: tl.constexpr, ASM: tl.constexpr,
     SCALES: tl.constexpr,
 ):  # fmt: skip
-    """Of each row of a `_group`: what is taken off a code, the scale, and what is added then.
+    """Compute what is subtracted from a row's codes, their scale, and what is added then.
 
-    MXFP4's for codes that are scaled lack a factor: see `_missing`.
+    MXFP4's scales of codes that are scaled lack a factor: see `missing`.
     """
     if not FP4:
         factor = scale.to(tl.float32)
@@ -156,7 +156,7 @@ def factors(
 
 @triton.jit
 def missing(FP4: tl.constexpr, ASM: tl.constexpr, SCALES: tl.constexpr):
-    """What sums are multiplied by at the end: 2^(126 - 62), as codes are 2^-126 times too small."""
+    """Return the factor of sums at the end: 2^(126 - 62), as codes are 2^-126 times too small."""
     factor = 1.0
     if FP4 and ASM and SCALES:
         factor = 18446744073709551616.0
@@ -166,7 +166,7 @@ def missing(FP4: tl.constexpr, ASM: tl.constexpr, SCALES: tl.constexpr):
 @triton.jit
 def weights_of(codes, taken, factor, more, KIND: tl.constexpr, FP4: tl.constexpr, ZERO: tl.constexpr,
              ASM: tl.constexpr, SCALES: tl.constexpr):  # fmt: skip
-    """What codes [outputs, inputs] stand for; without SCALES but for the factor."""
+    """Compute the numbers of codes [outputs, inputs]; without SCALES, except for the factor."""
     if not FP4:
         codes = codes - taken.to(codes.dtype)[:, None]
     if SCALES:
@@ -182,7 +182,7 @@ def weights_of(codes, taken, factor, more, KIND: tl.constexpr, FP4: tl.constexpr
 def _unit(
     scales, zeros, row, unit, total, PER: tl.constexpr, UNITS: tl.constexpr, ZERO: tl.constexpr
 ):  # fmt: skip
-    """Scales, then zeros, of the groups that each 32 inputs of a unit are in, of rows int64[R]."""
+    """Load scales, then zeros, of the groups of each 32 inputs of a unit, of rows int64[R]."""
     at = row + (row * 0 + (unit * PER if PER > 1 else unit // UNITS)) * total
     scale0, zero0 = group_of(scales, zeros, at, ZERO)
     scale1, scale2, scale3 = scale0, scale0, scale0
@@ -201,7 +201,7 @@ def _added(
     sums, codes, x, column, inputs, scale, zero, KIND: tl.constexpr, FP4: tl.constexpr,
     ZERO: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """sums [R, 32] plus codes times x at `column` [32]."""
+    """Add codes times x at `column` [32] to sums [R, 32]."""
     value = tl.load(x + column, mask=column < inputs, other=0.0).to(tl.float32)[None, :]
     taken, factor, more = factors(scale, zero, KIND, FP4, ZERO, ASM, False)
     numbers = weights_of(codes, taken, factor, more, KIND, FP4, 0, ASM, False).to(tl.float32)
@@ -217,7 +217,7 @@ def _added(
 def row_sums(
     x, inputs, codes, scales, zeros, row, total, STAGES: tl.constexpr, PACKED: tl.constexpr
 ):  # fmt: skip
-    """float32[R]: rows `row` int64[R], of `total`, times x [inputs] of one token."""
+    """Multiply rows `row` int64[R], of `total`, with x [inputs] of one token: float32[R]."""
     KIND: tl.constexpr = tl.bfloat16 if x.dtype.element_ty == tl.float32 else x.dtype.element_ty
     ASM: tl.constexpr = PACKED >> 1 & 1
     FP4: tl.constexpr = PACKED >> 2 & 1
@@ -248,7 +248,7 @@ def _multiplied(
     sums, codes, x_at, there, column, inputs, scale, zero, KIND: tl.constexpr, FP4: tl.constexpr,
     ZERO: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sums [R, T] plus codes [R, 32] times x of tokens at x_at [1, T], at `column` [32]."""
+    """Add codes [R, 32] times x of tokens at x_at [1, T], at `column` [32], to sums [R, T]."""
     known = (column < inputs)[:, None] & there[None, :]
     values = tl.load(x_at + column[:, None], mask=known, other=0.0)
     taken, factor, more = factors(scale, zero, KIND, FP4, ZERO, ASM, True)
@@ -261,7 +261,7 @@ def tile_sums(
     x_at, there, inputs, codes, scales, zeros, row, total, PRECISION: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """float32[R, T]: rows `row` int64[R], of `total`, times tokens at x_at [1, T], those `there`."""
+    """Multiply rows `row` int64[R], of `total`, with tokens `there` at x_at [1, T]: float32[R, T]."""
     KIND: tl.constexpr = x_at.dtype.element_ty
     ASM: tl.constexpr = PACKED >> 1 & 1
     FP4: tl.constexpr = PACKED >> 2 & 1

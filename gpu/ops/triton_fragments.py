@@ -1,9 +1,9 @@
 """Products of up to eight tokens with weights of 4 bits, as `linear.humming` keeps them, in Triton.
 
 The layout is that of operands of a tensor core: 64 outputs by 16 inputs are 128 words of 32 bits, four
-for each thread of a warp. So codes go from memory to registers to the tensor core, and no memory is
-shared but for the last sum: warps, and programs, share the inputs. What stands before and after a
-product is in the same launch, as in `triton_linear`.
+for each thread of a warp. So codes go from memory to registers to the tensor core, and shared memory
+serves the last sum alone: warps, and programs, split the inputs. The operations before and after a
+product are in the same launch, as in `triton_linear`.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -52,7 +52,8 @@ def fragment_product(
     squares: "Tensor | None" = None, eps: float = 0.0, residual: "Tensor | None" = None,
     gain: "Tensor | None" = None, squares_out: "Tensor | None" = None, gelu: bool = False,
 ) -> None:  # fmt: skip
-    """x bfloat16 [T, inputs]; words int32[inputs / 16, 2 * outputs]; scales [inputs / 128, outputs].
+    """Multiply x bfloat16 [T, inputs], T up to 8. words int32[inputs / 16, 2 * outputs];
+    scales [inputs / 128, outputs].
 
     zeros int32[inputs / 128, outputs / 8]: eight codes of 0 in a word; None: 8. The rest as for
     `triton_linear`.
@@ -84,7 +85,7 @@ def _high(pair):
 
 @triton.jit
 def _multiply(c0, c1, c2, c3, v, low, high, WARPS: tl.constexpr, ASM: tl.constexpr):
-    """Add 16 inputs, as a tensor core has them in its threads.
+    """Multiply 16 inputs and add, as a tensor core has them in its threads.
 
     c0, c1: of output lane / 4 in each 16, for tokens lane % 4 * 2 and the next; c2, c3: 8 outputs
     further on. low, high: inputs lane % 4 * 2 and the next of token lane / 4, and those 8 further on.
@@ -102,7 +103,7 @@ def _multiply(c0, c1, c2, c3, v, low, high, WARPS: tl.constexpr, ASM: tl.constex
 
 @triton.jit
 def _sums(one, other, near, far, low, high, WARPS: tl.constexpr):
-    """The same by plain products: codes of inputs `low` are `near`, those of `high` are `far`."""
+    """Do `_multiply` by plain products: codes of inputs `low` are `near`, those of `high` are `far`."""
     total = _pairs((near & 15), low << 16, WARPS) + _pairs(near >> 16 & 15, low & -65536, WARPS)
     total += _pairs((far & 15), high << 16, WARPS) + _pairs(far >> 16 & 15, high & -65536, WARPS)
     total = tl.permute(tl.reshape(total, (8, 4, 2, WARPS, 4)), (0, 1, 3, 4, 2))
@@ -152,7 +153,7 @@ def _group(
     d0, d1, scale, zero, acc0, acc1, acc2, acc3, word, ZEROS: tl.constexpr, WARPS: tl.constexpr,
     ASM: tl.constexpr,
 ):  # fmt: skip
-    """128 inputs, which share scales."""
+    """Multiply 128 inputs, which share scales."""
     c0 = tl.zeros_like(acc0)
     c1, c2, c3 = c0, c0, c0
     c0, c1, c2, c3 = _multiply(c0, c1, c2, c3, v0, l0, h0, WARPS, ASM)
@@ -177,7 +178,7 @@ def _group(
 
 @triton.jit
 def _put(at, lane, tokens, acc0, acc1, acc2, acc3):
-    """A warp's sums, in the order of its lanes."""
+    """Store a warp's sums, in the order of its lanes."""
     even, odd = lane % 4 * 2 < tokens, lane % 4 * 2 + 1 < tokens
     tl.store(at, acc0, mask=even)
     tl.store(at + 128, acc1, mask=odd)
@@ -187,7 +188,7 @@ def _put(at, lane, tokens, acc0, acc1, acc2, acc3):
 
 @triton.jit
 def _take(at, known, PARTS: tl.constexpr, EVERY: tl.constexpr):
-    """[8 tokens, 64 outputs]: the sums of so many warps, in their order."""
+    """Load and add the sums of the warps, in their order: [8 tokens, 64 outputs]."""
     token, row = tl.arange(0, 8)[:, None], tl.arange(0, 64)[None, :]
     own = at + (row // 8 % 2 * 2 + token % 2) * 128 + (row % 8 * 4 + token // 2) * 4 + row // 16
     total = tl.zeros([8, 64], tl.float32)

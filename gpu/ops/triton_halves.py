@@ -5,9 +5,9 @@ carries it, on a stream of its own, so no multiprocessor is taken from products:
 the other rank would hold some. Then one launch adds both parts to the residual and normalises, and the
 next product takes the half whose sum is there.
 
-Each half of a sum lies in one of two places by turns. Who writes it for the next sum but one has got
-both halves of the next sum. The other rank sent these behind a product that had waited for all of this
-sum. So nobody still reads that place.
+The halves of successive sums lie in two places by turns. A rank that writes to the place of a sum again,
+for the next sum but one, has got both halves of the next sum. The other rank sent these after a product
+that had waited for all of this sum, so it does not read that place any more.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -29,7 +29,7 @@ _ROUND = 128  # tokens: what a product's tile takes
 
 
 class HalvedSums:
-    """Those of one rank. A sum is `send` and `add` for each half; `arrived` before anything reads it."""
+    """The sums of one rank: `send` and `add` for each half, then `arrived` before a sum is read."""
 
     def __init__(self, peers: PeerHalves) -> None:
         self.peers = peers
@@ -47,19 +47,19 @@ class HalvedSums:
             add_norm(row, row, RMSNorm(row[0], 1.0), row, row)
 
     def takes(self, tokens: int) -> bool:
-        """Whether it makes a sum of so many. A CUDA graph could not hold it: the host counts sums."""
+        """Whether sums of so many tokens are halved. No CUDA graph holds them: the host counts sums."""
         if not self.peers.least <= tokens <= self.peers.rows:
             return False
         return not (self._on_gpu and torch.cuda.is_current_stream_capturing())
 
     def begin(self, tokens: int) -> tuple[slice, slice]:
-        """The halves of the next sum."""
+        """Begin the next sum. Returns its halves."""
         self.peers.made += 1
         middle = -(-(tokens // 2) // _ROUND) * _ROUND
         return slice(0, middle), slice(middle, tokens)
 
     def send(self, half: slice, part: Tensor) -> None:
-        """`part` [n, hidden]: this rank's rows of that half."""
+        """Send `part` [n, hidden], this rank's rows of a half."""
         peers = self.peers
         turn, value, second = peers.made & 1, peers.made >> 1 & 1, int(half.start > 0)
         if self._on_gpu:
@@ -69,7 +69,7 @@ class HalvedSums:
             peers.their_bells[second, turn].copy_(self._values[value], non_blocking=True)
 
     def add(self, half: slice, part: Tensor, residual: Tensor, norm: RMSNorm, normed: Tensor) -> None:
-        """residual [T, hidden] += both ranks' parts of that half; `normed` gets it behind `norm`."""
+        """Add both ranks' parts of a half to residual [T, hidden]; `normed` gets it after `norm`."""
         peers, event = self.peers, None
         turn, value, second = peers.made & 1, peers.made >> 1 & 1, int(half.start > 0)
         with self._stream():
@@ -81,7 +81,7 @@ class HalvedSums:
         self._under_way.append((half, event, (part, residual, normed)))
 
     def arrived(self) -> Iterator[slice]:
-        """The halves that were under way, each once its sum is there."""
+        """Yield the halves that were under way, each once its sum is there."""
         for half, event, _ in self._under_way:
             if event is not None:
                 torch.cuda.current_stream().wait_event(event)

@@ -1,7 +1,7 @@
-"""Triton kernels of latent attention beside attention itself: what is stored, and products by head.
+"""Triton kernels of latent attention, without attention itself: stores, and products by head.
 
 Sums are in float32, in one order for a row whatever the batch is. The reference is `attention.latent`.
-Knows neither models nor requests.
+This file knows neither models nor requests.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -36,12 +36,12 @@ def store_latents(
     growth: Tensor | None,
     absorbed: bool | None = None,
 ) -> Tensor:
-    """Write each token's latent, normalised, and its turned part into `kv`; turn the queries' ends.
+    """Write each token's latent, normalised, and its rotated part into `kv`; rotate the queries' ends.
 
     queries [T, heads * (nope + turned)] and kept [T, rank + turned]: views whose last dimension is
-    contiguous. cos_sin: each float32[positions, turned / 2]; growth float32[T]: what queries are
-    multiplied by. Returns [T, heads, rank + turned]. `absorbed`: not None: the same launch fills the
-    beginnings, too, as `absorb` does; the value is its `invariant`. None: only the ends are filled.
+    contiguous. cos_sin: each float32[positions, turned / 2]; growth float32[T]: factors of queries.
+    Returns [T, heads, rank + turned]. `absorbed`: not None: the same launch fills the beginnings, too,
+    as `absorb` does; the value is its `invariant`. None: only the ends are filled.
     """
     tokens, count, rank, turned = len(queries), len(heads.up), heads.rank, kv.tail
     q = queries.new_empty((tokens, count, rank + turned))
@@ -63,7 +63,7 @@ def store_latents(
 def absorb(
     queries: Tensor, heads: LatentHeads, q: Tensor, growth: Tensor | None, invariant: bool
 ) -> None:
-    """Fill the beginnings of q, as of `store_latents`, with what reads latents."""
+    """Fill the beginnings of q, the result of `store_latents`, with absorbed queries."""
     _product(
         queries, queries.stride(0), heads.nope + q.shape[2] - heads.rank, heads.nope,
         heads.up, heads.rank, 1, q, q.shape[2], heads.rank, growth, invariant,
@@ -73,7 +73,7 @@ def absorb(
 def open_latents(
     mixed: Tensor, heads: LatentHeads, invariant: bool, output: Tensor | None = None
 ) -> Tensor:
-    """Mixed latents [T, heads * rank] -> outputs [T, heads * value]."""
+    """Multiply mixed latents [T, heads * rank] to outputs [T, heads * value]."""
     if output is None:
         output = mixed.new_empty((len(mixed), len(heads.up) * heads.value))
     _product(
@@ -84,7 +84,7 @@ def open_latents(
 
 
 class _Sizes:
-    """How the products of all heads are cut up. `invariant`: one tile for all numbers of rows."""
+    """The tiles of the products of all heads. `invariant`: one tile for all numbers of rows."""
 
     def __init__(self, x: Tensor, weights: Tensor, outputs: int, invariant: bool) -> None:
         few, heads, block = len(x) <= _FEW and not invariant, len(weights), _OUTPUTS
@@ -116,9 +116,9 @@ def _product(
     growth: Tensor | None,
     invariant: bool,
 ) -> None:
-    """Each head's product. `row`, `head`: from one to the next in x; `width`: of a head of the output.
+    """Compute each head's product. `row`, `head`: strides of x; `width`: of a head of the output.
 
-    `by_input`, `by_output`: from one to the next in a head's weights.
+    `by_input`, `by_output`: strides of a head's weights.
     """
     sizes = _Sizes(x, weights, outputs, invariant)
     _by_head[(sizes.programs,)](
@@ -136,8 +136,9 @@ def _store(
     ABSORB: tl.constexpr, TILE: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
     PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The first `products` programs absorb. Then come those of each token: the first takes what is kept,
-    the others the ends of so many heads' queries."""
+    """Store latents. The first `products` programs absorb; of those of each token the first takes what
+    is stored, the others the ends of TOGETHER heads' queries.
+    """
     wait_first(OVERLAP)  # attention comes next
     index = tl.program_id(0)
     if index >= products:
@@ -181,7 +182,7 @@ def _store(
 def _keep(
     kept, pool, scales, slot, weight, eps, c, s, half, RANK: tl.constexpr, HALF: tl.constexpr
 ):  # fmt: skip
-    """Write a token's latent, normalised, and what turns; as codes, if there are scales."""
+    """Write a token's latent, normalised, and its rotated part; as codes, if there are scales."""
     target = pool + slot * (RANK + 2 * HALF)
     dims = tl.arange(0, RANK)
     latent = tl.load(kept + dims).to(tl.float32)
@@ -223,7 +224,7 @@ def _head_product(
     BY_OUTPUT: tl.constexpr, TILE: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_OUT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program's tile of a head's product; neighbours take the same weights for other rows."""
+    """Compute a tile of a head's product; neighbours take the same weights for other rows."""
     tiles = tl.cdiv(count, TILE)
     head = (index // tiles % HEADS).to(tl.int64)
     lines = (index % tiles * TILE + tl.arange(0, TILE)).to(tl.int64)

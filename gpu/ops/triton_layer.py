@@ -1,10 +1,9 @@
-"""Triton kernels for what stands between the matrix products of a decoder layer.
+"""Triton kernels for the operations between the matrix products of a decoder layer.
 
 Each replaces several torch operations by one launch. On a GPU the number of kernels limits a small
 model's step: each takes about 1 us inside a CUDA graph, whatever it does. Sums are in float32; a result
-is rounded once. The references are the plain layers beside this file. Knows
-neither models nor requests. Imported only where Triton is used; runs on a CPU with
-TRITON_INTERPRET=1.
+is rounded once. The references are the plain layers beside this file. This file knows neither models nor
+requests. Imported only where Triton is used; runs on a CPU with TRITON_INTERPRET=1.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -30,7 +29,7 @@ from ramify.gpu.triton_fp8 import narrowed, scale_of
 def embed_norm(
     input_ids: Tensor, last: Tensor, table: Tensor, scale: float, norm: "RMSNorm | None"
 ) -> tuple[Tensor, Tensor]:
-    """Look the inputs up, times `scale`, and normalise them for the first layer.
+    """Look inputs up, times `scale`, and normalise them for the first layer.
 
     input_ids int32[T]: a token, or -(row + 1) for the token that `last` int32[rows] holds of a row.
     Returns (embeddings, normalised), both [T, hidden] in the table's type; without a norm one twice.
@@ -54,10 +53,10 @@ def add_norm(
     other: "Tensor | None" = None,
     normed: "Tensor | None" = None,
 ) -> Tensor:
-    """residual += x in place, if there is an x; returns it, normalised if there is a norm.
+    """Add x, if there is one, to residual in place. Returns that, normalised if there is a norm.
 
-    All [T, hidden]. `other`: what is added to x. `normed`: where the result goes; None: to memory of
-    its own. With `other` the kernel starts only when the one ahead of it is over.
+    All [T, hidden]. `other`: is added to x. `normed`: gets the result; None: new memory does. With
+    `other` the kernel starts only when the one before it is over.
     """
     if normed is None:
         normed = residual if norm is None else torch.empty_like(residual)
@@ -73,7 +72,7 @@ def add_norm(
 
 
 def divide_rows(values: Tensor, squares: Tensor, which: "Tensor | None", eps: float) -> Tensor:
-    """The end of an RMS norm that `triton_linear` began: rows over their root mean square.
+    """Complete an RMS norm that `triton_linear` began: divide rows by their root mean square.
 
     values [T, hidden]; squares float32[T, parts] add up to the sum of squares of each row; which
     int[S]: the rows wanted, None: all. Returns [S, hidden].
@@ -90,7 +89,7 @@ def divide_rows(values: Tensor, squares: Tensor, which: "Tensor | None", eps: fl
 
 
 def gate_mul(gate_up: Tensor, activation: Activation, output: "Tensor | None" = None) -> Tensor:
-    """activation(gate) * up of [T, 2 * size], the gate first -> [T, size], written to `output`."""
+    """Compute activation(gate) * up of [T, 2 * size], the gate first -> [T, size], in `output`."""
     tokens, size = len(gate_up), gate_up.shape[1] // 2
     if output is None:
         output = gate_up.new_empty((tokens, size))
@@ -112,16 +111,16 @@ def rope_store(
     kv: LayerKV,
     turns: "Tensor | None" = None,
 ) -> Tensor:
-    """Normalise (if the layer does) and rotate q and k, write k and v into `kv`, return q.
+    """Normalise (if the layer does) and rotate q and k, write k and v into `kv`. Returns q [T, heads,
+    D].
 
-    A layer that reads another one's keys and values writes none.
-
-    With norms over all heads each program reads all of q, or of k: they are few, and lie in the cache.
+    A layer that reads another one's keys and values writes none. With norms over all heads each program
+    reads all of q, or of k: they are few, and lie in the cache.
 
     qkv [T, (heads + kv_parts * kv_heads) * D, or more]; cos_sin: each float32[positions, D / 2]; rows,
-    positions int32[T]; pages int32[rows, columns]. Returns [T, heads, D].
-    turns int32[3, T]: what is added to each token's position for its rotation by time, row and column
-    (M-RoPE); the layer's rotary says which of them turns which pair. None: nothing, for none.
+    positions int32[T]; pages int32[rows, columns]. turns int32[3, T]: is added to each token's position
+    for its rotation by time, row and column (M-RoPE); the layer's rotary says which of them rotates
+    which pair. None: nothing is added.
     """
     heads, kv_heads, dim = layer.heads, layer.kv_heads, layer.head_dim
     tokens, norms = len(qkv), layer.q_norm is not None
@@ -147,7 +146,7 @@ def rope_store(
 
 
 def open_heads(output: Tensor, qkv: Tensor) -> Tensor:
-    """output [T, width] times the sigmoid of what stands last in qkv [T, ...], in place."""
+    """Multiply output [T, width] in place by the sigmoid of the last columns of qkv [T, ..]."""
     tokens, width = output.shape
     block = min(1024, triton.next_power_of_2(width))
     _open_heads[(tokens, triton.cdiv(width, block))](
@@ -229,7 +228,7 @@ def _divide_rows(
 
 @triton.jit
 def opened(gate, GELU: tl.constexpr):
-    """The activation of a gate, float32: SiLU, or GELU by its tanh formula."""
+    """Apply a gate's activation, float32: SiLU, or GELU by its tanh formula."""
     if GELU:
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
         y = gate - gate / (1.0 + tl.exp(2.0 * inner))  # gate / 2 * (1 + tanh(inner))
@@ -282,7 +281,7 @@ def _rope_store(
     NORM: tl.constexpr, WIDE: tl.constexpr, KV_PARTS: tl.constexpr, VALUE_NORM: tl.constexpr,
     BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """k_scales, v_scales: see `triton_tile.take_keys`."""
+    """Run `rope_store` for some heads. k_scales, v_scales: see `triton_tile.take_keys`."""
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TOGETHER
     taken = first
@@ -361,7 +360,7 @@ def _keep(pool, scales, own, low, high, half, DIM: tl.constexpr, HALF: tl.conste
 
 @triton.jit
 def gather(acc, partial, place, inside, arrived, tokens, outputs, SPLITS: tl.constexpr):
-    """Put this program's sums down. To the last one of the tile: (the sum of all, True).
+    """Store this program's sums. The last program of the tile gets (the sum of all, True).
 
     The sum is made in the order of the splits, not in that of their arrival.
     """

@@ -1,15 +1,15 @@
-"""Matrix products of a few tokens in Triton, and what stands before and after them in the same kernel.
+"""Matrix products of a few tokens in Triton, with the operations before and after in one kernel.
 
-A decode step reads every weight once and computes little, so its time is the weights' bytes plus
-the gaps between kernels. These products take the gaps away: the residual sum, the RMS norm and the
-gated activation happen where the sums are still in registers, and with programmatic dependent
-launch a program asks for its weights before the kernel ahead of it has ended.
+A decode step reads every weight once and computes little, so its time is that of the weights' bytes plus
+the gaps between kernels. These products close the gaps: the residual sum, the RMS norm and the gated
+activation happen while the sums are still in registers, and with programmatic dependent launch a program
+fetches its weights before the kernel ahead of it has ended.
 
-An RMS norm is split in two. Whoever completes a residual row writes row * gain, and for each tile
-of columns the sum of its squares; the next product multiplies those rows as they are and scales
-its sums by the inverse root mean square, which is one number a row. Knows neither models nor
-requests. The reference is `linear` with the plain layers beside this file. Imported only where
-Triton is used; runs on a CPU with TRITON_INTERPRET=1.
+An RMS norm is split in two. The kernel that completes a residual row writes row * gain, and for each
+tile of columns the sum of its squares; the next product multiplies those rows as they are and scales its
+sums by the inverse root mean square, one number a row. This file knows neither models nor requests. The
+reference is `linear` with the plain layers beside this file. Imported only where Triton is used; runs on
+a CPU with TRITON_INTERPRET=1.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -63,8 +63,8 @@ MOST_TILES = 8192  # of one launch that splits its inputs
 class UnscaledRows:
     """Rows [T, hidden] that are still to be divided by their root mean square.
 
-    squares float32[T, parts]: sums of squares whose total over a row is that of the row before
-    it was multiplied with the gain. None: the rows are already divided.
+    squares float32[T, parts]: partial sums of squares of a row before it was multiplied with the gain.
+    None: the rows are already divided.
     """
 
     values: Tensor
@@ -72,11 +72,11 @@ class UnscaledRows:
 
 
 class Products:
-    """Launches a step's products: with a tiling on the kernel below, with a Gluon tiling on that of
+    """Launcher of a step's products: with a tiling on the kernel below, with a Gluon tiling on that of
     `gluon_linear`, which adds no bias, without one on torch's library.
 
-    Owns the counters by which programs that share a tile find the last. The programs of one launch
-    use them and leave them at 0, so launches must follow each other on one stream.
+    It owns the counters by which programs that share a tile find the last of them. The programs of a
+    launch use them and leave them at 0, so launches must follow each other on one stream.
     """
 
     follows_tilings = True
@@ -94,7 +94,7 @@ class Products:
         tiling: AnyTiling | None,
         output: Tensor | None = None,
     ) -> Tensor:
-        """[T, inputs] -> [T, outputs], written to `output` if it is given."""
+        """Multiply [T, inputs] -> [T, outputs], into `output` if it is given."""
         tiling = self._tiling(x.values, linear, tiling)
         if isinstance(tiling, GluonTiling) and linear.bias is None:
             return gluon_product(x.values, x.squares, linear.tensor, False, eps, tiling, output)
@@ -106,7 +106,7 @@ class Products:
         return output
 
     def library(self, x: Tensor, linear: Linear) -> Tensor:
-        """[T, inputs] -> [T, outputs], with nothing before or after it."""
+        """Multiply [T, inputs] -> [T, outputs], without an operation before or after."""
         if not linear.weight.coded:
             return linear(x)
         tiling = self._tiling(x, linear, None)
@@ -132,9 +132,9 @@ class Products:
         activation: Activation = "silu",
         output: Tensor | None = None,
     ) -> Tensor:
-        """activation(gate) * up, the gate's rows first in the weight [2 * size, inputs] -> [T, size].
+        """Compute activation(gate) * up, [T, size], into `output` if it is given.
 
-        Written to `output` if it is given.
+        The gate's rows come first in the weight [2 * size, inputs].
         """
         tiling = self._tiling(x.values, linear, tiling, gated=True)
         if isinstance(tiling, GluonTiling) and linear.bias is None and activation == "silu":
@@ -149,7 +149,7 @@ class Products:
     def add(
         self, x: Tensor, linear: Linear, residual: Tensor, norm: RMSNorm, tiling: Tiling | None
     ) -> UnscaledRows:
-        """residual [T, outputs] += the product, in place; returns its rows for `norm`."""
+        """Add the product to residual [T, outputs] in place. Returns its rows for `norm`."""
         own = self._tiling(x, linear, tiling)
         if own is None and linear.bias is None and isinstance(linear.weight, PlainWeight):
             torch.addmm(residual, x, linear.tensor.t(), out=residual)
@@ -166,7 +166,7 @@ class Products:
         return rows
 
     def head(self, x: Tensor, linear: Linear, output: Tensor) -> None:
-        """[S, inputs] -> output [S, outputs], which is contiguous."""
+        """Multiply [S, inputs] into output [S, outputs], which is contiguous."""
         if linear.weight.coded:
             output.copy_(self.library(x, linear))
         else:
@@ -175,7 +175,7 @@ class Products:
     def _tiling(
         self, x: Tensor, linear: Linear, tiling: AnyTiling | None, gated: bool = False
     ) -> AnyTiling | None:
-        """`tiling` is that of plain weights."""
+        """Choose the tiling for the weight's form; `tiling`: that of plain weights."""
         if isinstance(linear.weight, HummingWeight):
             known = linear.weight.fragments and x.dtype == torch.bfloat16
             return fragment_tiling(len(x), linear.weight.shape) if known else None
@@ -270,10 +270,13 @@ def _linear(
     INPUTS: tl.constexpr, PARTS: tl.constexpr, SWAP: tl.constexpr, LINES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """x, weight: descriptors of their tiles, which the hardware copies; of a gated product pointers,
-    because its tiles take turns of gate and up rows. weights: the pointer. scales: of `groups` of a
-    row's inputs each, which a step of the loop takes if it is GROUPED, else of whole rows. outputs: the
-    columns that are written. stretch: bytes that each thread asks for ahead."""
+    """Compute a tile of a product.
+
+    x, weight: descriptors of their tiles, which the hardware copies; of a gated product pointers,
+    because gate and up rows alternate in its tiles. weights: the pointer. scales: of `groups` of a row's
+    inputs each, one for a step of the loop, if it is GROUPED, else of whole rows. outputs: the columns
+    that are written. stretch: bytes that each thread fetches ahead.
+    """
     blocks = tl.cdiv(tokens, TOKENS)
     block = tl.program_id(0) % blocks  # neighbours read the same weights
     tile = tl.program_id(0) // blocks
@@ -368,7 +371,7 @@ def _linear(
 def _product(
     w, values, acc, scale, GROUPED: tl.constexpr, SWAP: tl.constexpr, PAIRS: tl.constexpr
 ):  # fmt: skip
-    """acc plus the product, which is multiplied by `scale` [OUTPUTS] if it is GROUPED."""
+    """Add the product to acc, multiplied by `scale` [OUTPUTS] if it is GROUPED."""
     w = widened(w, values.dtype, False, PAIRS)
     if GROUPED:
         before = acc
@@ -386,7 +389,7 @@ def _product(
 
 @triton.jit
 def _ask_ahead(rows, stretch, LINES: tl.constexpr, SIZE: tl.constexpr):
-    """Have the first LINES * stretch bytes at each of rows [R, 1] fetched into the L2 cache."""
+    """Fetch the first LINES * stretch bytes at each of rows [R, 1] into the L2 cache."""
     ahead = rows + tl.arange(0, LINES)[None, :] * (stretch // SIZE)
     size = (ahead.to(tl.int64) * 0).to(tl.int32) + stretch
     tl.inline_asm_elementwise(

@@ -4,8 +4,8 @@ Decodes are two launches: convolution and recurrent rule, where a program has a 
 matrix in registers; the gated norm. Extends are cut into chunks of 32 tokens (the dual form), three
 launches. States, sums and decays are float32; of 16-bit models the operands of products are 16-bit.
 
-A program computes for one sequence alone, so no result depends on the batch. Deterministic mode runs
-extends by the recurrent rule too, whose results do not depend on where a prompt is cut. `items` as in
+A program computes one sequence alone, so no result depends on the batch. Deterministic mode runs extends
+by the recurrent rule too, whose results do not depend on where a prompt is cut. `items`: see
 `triton_conv`. The reference is `ops.fixed_states`. Imported only where Triton is used.
 """
 
@@ -32,7 +32,7 @@ _WIDE = 4096  # values of a group, from which on more warps normalise it
 def recurrent(
     rows: Tensor, layer: LayerMamba, states: list[Tensor], items: Tensor, output: Tensor
 ) -> None:
-    """As `triton_delta.recurrent`."""
+    """Run sequences as `triton_delta.recurrent` does."""
     if len(items):
         sizes = _sizes(layer)
         blocks = triton.cdiv(layer.head_dim, sizes["BLOCK_V"])
@@ -52,7 +52,7 @@ def chunked(
     lines: int,
     output: Tensor,
 ) -> None:
-    """The same chunk by chunk; `chunks`: the items of up to 64 tokens.
+    """Run each sequence of `items` chunk by chunk; `chunks`: items of up to 64 tokens.
 
     The sequences' tokens are among the first `lines` of `rows`.
     """
@@ -74,7 +74,7 @@ def chunked(
 
 
 def gated_norm(rows: Tensor, layer: LayerMamba, items: Tensor, lines: int, output: Tensor) -> None:
-    """The gates of each group's outputs and its norm, in place. An item has up to `lines` tokens."""
+    """Apply gates and norm to each group's outputs, in place. An item has up to `lines` tokens."""
     if len(items):
         size, norm = layer.width // layer.groups, layer.norm
         gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
@@ -95,7 +95,7 @@ def _sizes(layer: LayerMamba) -> dict[str, Any]:
 
 @triton.jit
 def _step(bias, head, x):
-    """A head's dt, of its row's value `x`."""
+    """Compute a head's dt, of its row's value `x`."""
     return softplus(x.to(tl.float32) + tl.load(bias + head))
 
 
@@ -168,7 +168,7 @@ def _convolve(
     TAPS: tl.constexpr, LINES: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The convolution of some channels of x, B and C."""
+    """Convolve some channels of x, B and C."""
     parts: tl.constexpr = WHOLE // LINES
     item = chunks + tl.program_id(0) // parts * 5
     origin = tl.load(item).to(tl.int64)
@@ -198,7 +198,7 @@ def _scan_chunks(
     GROUPS: tl.constexpr, VALUES: tl.constexpr, KEYS: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Of some of a head's values: chunk after chunk what it adds to the state, and its outputs.
+    """Update the state chunk after chunk, and compute outputs, for some of a head's values.
 
     The state is held transposed: [values, keys].
     """
@@ -259,7 +259,7 @@ def _open_groups(
     rows, stride, gain, items, output, eps, WIDTH: tl.constexpr, SIZE: tl.constexpr,
     BLOCK: tl.constexpr, LINES: tl.constexpr, NORM_FIRST: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Open the gates of a group's outputs and normalise them, in place; without `gain` open alone."""
+    """Apply the gates of a group's outputs and normalise them, in place; without `gain` gates alone."""
     item = items + tl.program_id(0) // LINES * 5
     first = tl.load(item + 2).to(tl.int64)
     at = tl.load(item + 3) + tl.program_id(0) % LINES

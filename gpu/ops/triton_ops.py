@@ -1,8 +1,8 @@
-"""The operations on Triton kernels: the same mathematics as `torch_ops`, in as few launches as pay.
+"""The operations on Triton kernels: the mathematics of `torch_ops`, in as few launches as pay.
 
-All inputs are device tensors of fixed meaning, and nothing waits for the device or asks it, so a CUDA
-graph can hold a whole step. An RMS norm may be left half done (`LazyStream`): the next product finishes
-it. Knows pages through the page table's tensor alone, and no families.
+All inputs are device tensors, and nothing waits for the device, so a CUDA graph can hold a whole step.
+An RMS norm may be left half done (`LazyStream`): the next product completes it. This file knows pages
+through the page table's tensor alone, and no families.
 """
 
 from collections.abc import Callable, Iterable
@@ -51,10 +51,10 @@ _STATES: dict[type, tuple[Callable[..., None], ...]] = {
 
 @dataclass(slots=True)
 class LazyStream(ResidualStream):
-    """`normed` is the residual times the norm's weight where `squares` float32[T, parts] is given.
+    """A stream whose norm may be half done: then `squares` float32[T, parts] is given.
 
-    Then its rows are still to be divided by their root mean square: `squares` adds up to the sum of
-    squares of each row of the residual.
+    `normed` is then the residual times the norm's weight, its rows still to be divided by their root
+    mean square: `squares` adds up to the sum of squares of each row of the residual.
     """
 
     squares: Tensor | None
@@ -63,21 +63,21 @@ class LazyStream(ResidualStream):
 
     @property
     def rows(self) -> UnscaledRows:
-        """What a product reads."""
+        """The rows as a product reads them."""
         return UnscaledRows(self.normed, self.squares)
 
 
 @dataclass(slots=True)
 class OpenedExperts(Projection):
-    """`rows`: of a few tokens, what their experts opened; the sum over these is still to be made."""
+    """A term of experts whose sum is still to be made. `rows`: a few tokens' activations of experts."""
 
     layer: LayerExperts
     routes: ExpertRoutes
 
 
 class TritonOps:
-    """Runs steps over `pool`; `pages` int32[rows, columns] is the page table on the device, `windows`
-    that of window pages.
+    """Operations on Triton over `pool`; `pages` int32[rows, columns] is the page table on the device,
+    `windows` that of window pages.
 
     `last` int32[rows]: the token that each row sampled last. `rotaries`: all of the model's.
     `tilings`: on which kernel each of the `products` runs, by the number of tokens and the sizes.
@@ -111,7 +111,7 @@ class TritonOps:
 
     @torch.inference_mode()
     def blank(self, lines: int) -> LazyStream:
-        """A stream of so many lines without their content, to warm `head` with."""
+        """Make a stream of so many lines, not initialised, to warm `head` with."""
         shape, device = (lines, self._sizes.hidden), self._pages.device
         nothing = torch.zeros(shape, dtype=self._sizes.dtype, device=device)
         return LazyStream(nothing, nothing, None, 0.0, OpTilings())
@@ -226,7 +226,7 @@ class TritonOps:
         return Projection(run_many(rows.values, layer, routes, beside, invariant), None)
 
     def _result(self, projection: Projection) -> Tensor:
-        """[T, hidden]."""
+        """Compute a term: [T, hidden]."""
         if isinstance(projection, OpenedExperts):
             return sum_few(projection.rows, projection.layer, projection.routes)
         y, linear = projection.rows, projection.linear

@@ -1,6 +1,6 @@
 """The operations of one of several ranks on Triton kernels, as `ranked_ops` on torch.
 
-A sum over the ranks ends what was put off of a product. So the residual is added behind it, with the
+A sum over the ranks needs the product that was put off. So the residual is added after the sum, with the
 next norm, in one kernel.
 """
 
@@ -28,19 +28,19 @@ from ramify.gpu.step.inputs import StepInputs
 
 @dataclass(slots=True)
 class RankPart(Projection):
-    """`rows`: this rank's part of a sum in a kernel of ours, which is still to be made.
+    """A term whose sum over ranks, in a kernel of ours, is still to be made. `rows`: this rank's part.
 
-    With `linear` that part is still to be computed of them: the sum is to be made in halves.
+    With `linear` that part is still to be computed of `rows`: the sum is to be made in halves.
     """
 
 
 class RankedTritonOps(TritonOps):
-    """As `TritonOps`. `lines`: those of the vocabulary."""
+    """`TritonOps` of a rank. `lines`: the size of the vocabulary."""
 
     def __init__(
         self, ranks: RankSums, lines: int, *args: Any, halved: bool = True, **options: Any
     ) -> None:
-        """`halved`: whether sums may be made in halves, for which other such objects do not wait."""
+        """`halved`: whether sums may be in halves, for which other such objects do not wait."""
         super().__init__(*args, **options)
         self._ranks, self._lines = ranks, lines
         self._whole: Projection | None = None  # the last one that was summed ahead of `reduce`
@@ -68,7 +68,7 @@ class RankedTritonOps(TritonOps):
         return self.stream(super().embed(step, table, scale, None).residual, norm)
 
     def stream(self, residual: Tensor, norm: RMSNorm | None) -> LazyStream:
-        """Rank 0's."""
+        """Make a stream of rank 0's residual."""
         peers = self._ranks.peers
         self._now = self._tilings(len(residual), self._sizes)
         if peers is None or len(residual) > peers.most:
@@ -97,7 +97,7 @@ class RankedTritonOps(TritonOps):
         return self._part(projection)
 
     def _part(self, projection: Projection) -> Projection:
-        """This rank's part, whose sum is still to be made; the sum itself where the library makes it."""
+        """Return this rank's part, whose sum is still to be made; the sum where the library makes it."""
         rows, linear = projection.rows, projection.linear
         if linear is None:
             added = super()._result(projection)
@@ -132,7 +132,7 @@ class RankedTritonOps(TritonOps):
     def _add_halves(
         self, x: LazyStream, rows: Tensor, linear: Linear, norm: RMSNorm, sums: HalvedSums
     ) -> LazyStream:
-        """`add_norm` whose result is under way: `linear`, `gated`, `experts` and `head` wait for it."""
+        """Start an `add_norm` in halves, for which `linear`, `gated`, `experts` and `head` wait."""
         normed = torch.empty_like(x.residual)
         for half in sums.begin(len(rows)):
             part = self._products.plain(UnscaledRows(rows[half]), linear, 0.0, self._now.add)

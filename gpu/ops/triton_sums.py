@@ -1,16 +1,16 @@
 """Sums over ranks in one launch, with the residual and the next norm: each program has a row.
 
-One shot: it writes its rank's part into the memory of every other rank, rings a flag there, waits for
+One shot: it writes its rank's part into the memory of every other rank, sets a flag there, waits for
 the flags of the others, and adds all parts in the order of the ranks. So every rank gets the same bits,
 and a sum costs one way over NVLink. Two shots: the parts of a row go to one rank, which adds them and
 gives the sum to the others. Of R ranks each sends 2 (R - 1) / R of its rows then instead of R - 1, and
 waits twice. Two ranks send as much either way, so they have one shot at all sizes.
 
-A row's parts lie in two places by turns: who begins the next sum but one has got the flags of the next,
-which others ring behind the last they read. A flag counts sums, and may be one ahead of what is waited
-for. A row counts its sums itself, in memory, so a CUDA graph that holds them can be replayed. Programs
-begin in the order of their rows, on all ranks: so the first row that is not done is never waited for by
-programs that keep it from beginning.
+A row's parts lie in two places by turns: a rank that begins the next sum but one has got the flags of
+the next sum, which the others set after their last read. A flag counts sums, and may be one ahead of the
+awaited number. A row counts its sums itself, in memory, so a CUDA graph that holds them can be replayed.
+Programs begin in the order of their rows, on all ranks: so no row that is waited for is kept from
+beginning by the programs that wait.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped"
@@ -26,14 +26,14 @@ from ramify.gpu.ranks.peers import PeerRows
 
 
 def sum_rows(x: Tensor, peers: PeerRows) -> Tensor:
-    """x [T, hidden] of each rank: their sum. T is at most `peers.most`."""
+    """Sum x [T, hidden] of all ranks. T is at most `peers.most`."""
     output = torch.empty_like(x)
     _launch(x, peers, output, output, None)
     return output
 
 
 def sum_add_norm(x: Tensor, peers: PeerRows, residual: Tensor, norm: RMSNorm | None) -> Tensor:
-    """residual += the sum, in place; returns it, normalised if there is a norm."""
+    """Add the sum to residual, in place. Returns that, normalised if there is a norm."""
     normed = residual if norm is None else torch.empty_like(residual)
     _launch(x, peers, normed, residual, norm, add=True)
     return normed
@@ -115,7 +115,7 @@ def _sum(
 
 @triton.jit
 def _give(values, peer, places, flags, rows, hidden, count, RANK: tl.constexpr, RANKS: tl.constexpr):
-    """Write `values` into the memory of `peer`, where it looks for what this rank writes; ring."""
+    """Write `values` into the memory of `peer`, where it looks for this rank's, and set the flag."""
     row, columns = tl.program_id(0), tl.arange(0, values.shape[0])
     source = (RANK - peer + RANKS - 1) % RANKS
     theirs = tl.multiple_of(tl.load(places + peer), 16)
@@ -129,7 +129,7 @@ def _give(values, peer, places, flags, rows, hidden, count, RANK: tl.constexpr, 
 
 @triton.jit
 def _get(like, peer, places, flags, rows, hidden, count, RANK: tl.constexpr, RANKS: tl.constexpr):
-    """Wait for what `peer` writes into this rank's memory: float32."""
+    """Wait for the values that `peer` writes into this rank's memory: float32."""
     row, columns = tl.program_id(0), tl.arange(0, like.shape[0])
     source = (peer - RANK + RANKS - 1) % RANKS
     mine = tl.multiple_of(tl.load(places + RANK), 16)

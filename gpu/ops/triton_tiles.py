@@ -1,8 +1,8 @@
 """Matrix products in tiles, of any number of rows, whose weights may have 8 bits.
 
-Codes are widened as they are read. Many rows are the library's: with weights that have a scale for each
-output it multiplies codes, and the rows are rounded to 8 bits, too; others are widened first. Sums are
-in float32, in ascending steps of the inputs whatever the number of rows is.
+Codes are widened as they are read. torch's library multiplies many rows: codes with a scale for each
+output as they are, with rows rounded to 8 bits, too; other weights are widened first. Sums are in
+float32, in ascending steps of the inputs whatever the number of rows is.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -27,7 +27,7 @@ _WIDENED_INPUTS = 4096  # that a program widens
 
 
 def many_rows(x: Tensor, linear: Linear) -> Tensor:
-    """The product of many rows with weights that are codes: [T, inputs] -> [T, outputs]."""
+    """Multiply many rows with weights that are codes: [T, inputs] -> [T, outputs]."""
     weight = linear.weight.operand
     assert weight.scales is not None
     if not overlaps(x.device) or x.dtype != torch.bfloat16:
@@ -44,7 +44,7 @@ def many_rows(x: Tensor, linear: Linear) -> Tensor:
 
 
 def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [T, inputs] as codes, and what each row is to be multiplied by, float32[T, 1]."""
+    """Round x [T, inputs] to codes. Returns also the rows' scales, float32[T, 1]."""
     rows, inputs = x.shape
     codes = torch.empty((rows, inputs), dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
@@ -56,7 +56,7 @@ def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def widened_weight(weight: Operand, dtype: torch.dtype) -> Tensor:
-    """[outputs, inputs] as floats, in one launch."""
+    """Widen a weight to floats [outputs, inputs], in one launch."""
     assert weight.scales is not None
     outputs, inputs = weight.codes.shape
     floats = torch.empty((outputs, inputs), dtype=dtype, device=weight.codes.device)
@@ -68,7 +68,7 @@ def widened_weight(weight: Operand, dtype: torch.dtype) -> Tensor:
 
 
 def product_in_tiles(linear: Linear, x: Tensor, tile: Tile) -> Tensor:
-    """y = x W^T + b: [T, inputs] -> [T, outputs]."""
+    """Compute y = x W^T + b: [T, inputs] -> [T, outputs]."""
     weight = linear.weight.operand
     (outputs, inputs), rows = linear.weight.shape, len(x)
     y = x.new_empty((rows, outputs))
@@ -118,7 +118,7 @@ def _product(
     WIDTH: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, BAND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """scales: of GROUP inputs each, 0: of whole rows; None: there are none."""
+    """Compute a tile. scales: of GROUP inputs each, 0: of whole rows; None: there are none."""
     # tiles in bands of rows, so that those running at once share their weights and inputs in L2
     tall, wide = tl.cdiv(rows, HEIGHT), tl.cdiv(outputs, WIDTH)
     index = tl.program_id(0)

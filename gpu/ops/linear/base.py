@@ -1,9 +1,9 @@
 """A matrix product with an optional bias, and several of them merged into one.
 
-Merged weights (q, k and v; gate and up) are one matrix whose row blocks are the checkpoint's
-tensors, so that a step launches one product instead of three. `blocks` gives the loader the views
-to fill. A weight is loaded as a `PlainWeight`; `startup.packing` then gives it the form in which the
-device reads it fastest. A number format is a class derived from `Weight`, in a file of its own.
+Merged weights (q, k and v; gate and up) are one matrix whose row blocks are the checkpoint's tensors, so
+that a step launches one product instead of three. `blocks` makes the views that the loader fills. A
+weight is loaded as a `PlainWeight`; `startup.packing` then brings it into the form that the device reads
+fastest. A number format is a class derived from `Weight`, in a file of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +21,10 @@ scores of experts, whose order rounding would change."""
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What Triton's kernels read of a weight. codes [outputs, inputs]: numbers, or what stands for them.
+    """A weight as Triton's kernels read it. codes [outputs, inputs]: floats, or codes of numbers.
 
-    scales float32 [outputs, groups]: what each is multiplied by, where `group` inputs share one. Of 4
-    bits all are as `four_bits` lays them out, `zeros`, too.
+    scales float32 [outputs, groups]: factors of codes, where `group` inputs share one. Codes of 4 bits,
+    their scales and `zeros` are laid out as `four_bits` says.
     """
 
     codes: Tensor
@@ -34,9 +34,9 @@ class Operand:
 
 
 class Weight:
-    """A matrix [outputs, inputs] in one of the forms that kernels read.
+    """Base: a matrix [outputs, inputs] in one of the forms that kernels read.
 
-    A number format is a class with these; what it lacks, nobody asks of it.
+    A number format is a class with those methods that are called for it.
     """
 
     __slots__ = ()
@@ -49,23 +49,23 @@ class Weight:
 
     @property
     def operand(self) -> Operand:
-        """Raises TypeError for a form that Triton's kernels do not read."""
+        """The weight as Triton's kernels read it. Raises TypeError for a form that they do not read."""
         raise TypeError(f"Triton's kernels do not read a {type(self).__name__}")
 
     def floats(self) -> Tensor:
-        """The numbers, float32."""
+        """Decode the numbers: float32 [outputs, inputs]."""
         raise TypeError(f"a {type(self).__name__} is not made into floats")
 
     def rows(self, first: int, last: int) -> "Weight":
-        """Of a stored form: some of its rows."""
+        """Return rows [first, last) of a stored form."""
         raise TypeError(f"a {type(self).__name__} is not stored in checkpoints")
 
     def columns(self, first: int, last: int) -> "Weight":
-        """Of a stored form: some of its inputs. Raises ValueError where they are no whole groups."""
+        """Return inputs [first, last) of a stored form. Raises ValueError: they are no whole groups."""
         raise TypeError(f"a {type(self).__name__} is not stored in checkpoints")
 
     def joined(self, others: "Sequence[Weight]") -> "Weight":
-        """Of a stored form: with others of its class below it."""
+        """Return a stored form with others of its class below it."""
         raise TypeError(f"a {type(self).__name__} is not stored in checkpoints")
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -76,13 +76,13 @@ class Weight:
         raise TypeError(f"torch has no product with a {type(self).__name__}")
 
     def in_order(self, order: Tensor) -> "Weight":
-        """With its rows as `order` says. Raises TypeError for a form that kernels of its own read."""
+        """Return the weight with rows in `order`. Raises TypeError for a form of kernels of its own."""
         raise TypeError(f"the rows of a {type(self).__name__} have their order")
 
 
 @dataclass(slots=True)
 class PlainWeight(Weight):
-    """As it is in a checkpoint: [outputs, inputs] of floats."""
+    """A weight of floats [outputs, inputs], as checkpoints have it."""
 
     tensor: Tensor
 
@@ -110,11 +110,11 @@ class PlainWeight(Weight):
 
 @dataclass(slots=True)
 class Linear:
-    """y = x W^T + b. bias [outputs] or None.
+    """The product y = x W^T + b. bias [outputs] or None.
 
     `order` int64[outputs]: which row of the checkpoint each of ours is; None: the same. `beside`: the
-    checkpoint's tensors are blocks of columns, whose products are added. `stacked`: so many matrices one
-    below the other, of experts; 0: one.
+    checkpoint's tensors are blocks of columns, whose products are added. `stacked`: the number of
+    matrices one below another, of experts; 0: one.
     """
 
     weight: Weight
@@ -125,7 +125,7 @@ class Linear:
     stacked: int = 0
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, inputs] -> [T, outputs]."""
+        """Multiply: [T, inputs] -> [T, outputs]."""
         return self.weight.product(x, self.bias)
 
     @property
@@ -136,13 +136,13 @@ class Linear:
         return self.weight.tensor
 
     def matrices(self) -> list[tuple[Tensor, Tensor | None]]:
-        """The weights and biases that are stacked in it."""
+        """List the stacked weights and biases."""
         weights = self.tensor.chunk(self.stacked)
         biases = [None] * len(weights) if self.bias is None else self.bias.chunk(self.stacked)
         return list(zip(weights, biases, strict=True))
 
     def matrix(self, number: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """One of those that are stacked, as floats."""
+        """Return a stacked weight and its bias, as floats."""
         size = self.weight.shape[0] // self.stacked
         first, last = number * size, (number + 1) * size
         if isinstance(self.weight, PlainWeight):
@@ -152,11 +152,11 @@ class Linear:
         return floats, None if self.bias is None else self.bias[first:last]
 
     def release(self) -> None:
-        """Give the memory of the plain weight back until it is filled: see `allocate`."""
+        """Free the memory of the plain weight until it is filled: see `allocate`."""
         self.tensor.untyped_storage().resize_(0)
 
     def allocate(self) -> bool:
-        """Have memory behind the plain weight, and behind views of it. Returns whether it had none."""
+        """Allocate memory for the plain weight and its views. Returns whether it had none."""
         storage = self.tensor.untyped_storage()
         late = not storage.nbytes()
         if late:
@@ -164,13 +164,13 @@ class Linear:
         return late
 
     def put_in_order(self) -> None:
-        """Bring rows that were loaded as the checkpoint has them into their order. Call it once."""
+        """Bring rows from the checkpoint's order into `order`. Call it once."""
         if self.order is not None:
             self.weight = self.weight.in_order(self.order)
             self.bias = None if self.bias is None else self.bias[self.order.to(self.bias.device)]
 
     def into(self, x: Tensor, output: Tensor) -> None:
-        """The same as a call, written to output [T, outputs], which is contiguous."""
+        """Multiply as a call does, into output [T, outputs], which is contiguous."""
         if not isinstance(self.weight, PlainWeight):
             output.copy_(self(x))
         elif self.bias is None:
@@ -180,16 +180,16 @@ class Linear:
 
 
 Form = Callable[[Linear], Weight]
-"""The form in which a product's weight, loaded as a `PlainWeight`, is to be kept."""
+"""Takes a product with a loaded weight and returns the weight in the form to keep."""
 
 
 def plain_weight(linear: Linear) -> Weight:
-    """The form that changes nothing."""
+    """Return the weight unchanged."""
     return linear.weight
 
 
 def plain(weight: Tensor, bias: Tensor | None = None, use: Use = "rows") -> Linear:
-    """The product with weight [outputs, inputs]."""
+    """Make the product with weight [outputs, inputs]."""
     return Linear(PlainWeight(weight), bias, use)
 
 
@@ -197,7 +197,7 @@ def empty_linear(
     inputs: int, outputs: int, bias: bool, dtype: torch.dtype, device: torch.device, use: Use = "rows",
     stacked: int = 0,
 ) -> Linear:  # fmt: skip
-    """A product whose weights the loader fills. `outputs`: of each of those that are stacked."""
+    """Make a product whose weights the loader fills. `outputs`: of each stacked matrix."""
     rows = outputs * max(1, stacked)
     weight = torch.empty((rows, inputs), dtype=dtype, device=device)
     own = torch.empty(rows, dtype=dtype, device=device) if bias else None
@@ -205,7 +205,7 @@ def empty_linear(
 
 
 def blocks(linear: Linear, names: Sequence[str], sizes: Sequence[int]) -> dict[str, Tensor]:
-    """Views of the blocks of rows or columns, under the names that checkpoints give them."""
+    """Make views of the blocks of rows or columns, by their names in checkpoints."""
     views, side = {}, int(linear.beside)
     late = linear.allocate()  # torch makes no views of what is not there
     for name, weight in zip(names, torch.split(linear.tensor, list(sizes), side), strict=True):

@@ -1,4 +1,4 @@
-"""Weights in the blocks of a GGUF file, as they lie in it: nothing is read before they are packed."""
+"""Weights as blocks of a GGUF file, which are not read before they are packed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from ramify.gpu.ops.linear.grouped import grouped
 
 @dataclass(slots=True)
 class BlockWeight(Weight):
-    """`parts`: kinds of blocks and their rows, uint8 [rows, bytes], one below the other.
+    """A weight of blocks. `parts`: kinds of blocks and their rows uint8 [rows, bytes], in order.
 
     `order` int64[outputs]: which of these rows each output is; None: the same.
     """
@@ -45,7 +45,7 @@ class BlockWeight(Weight):
         return BlockWeight(self.parts, self.inputs, order if self.order is None else self.order[order])
 
     def addresses(self) -> list[tuple[str, Tensor]]:
-        """By kind: where each output's row lies, int64[outputs], 0 for those of other kinds."""
+        """List by kind the address of each output's row, int64[outputs], 0 for those of other kinds."""
         found: dict[str, Tensor] = {}
         rows, first = self.shape[0], 0
         for kind, raw in self.parts:
@@ -57,5 +57,5 @@ class BlockWeight(Weight):
 
 
 def row_addresses(rows: Tensor) -> Tensor:
-    """int64[rows]."""
+    """Compute the address of each row: int64[rows]."""
     return rows.data_ptr() + torch.arange(len(rows)) * (rows.stride(0) * rows.element_size())

@@ -1,4 +1,4 @@
-"""The number formats of checkpoints: how they store the weights of products, as their config says.
+"""The number formats in which checkpoints store the weights of products.
 
 Reads `quantization_config`, whose spellings differ by the tool that made a checkpoint. A format is a
 class with the methods of `WeightFormat`, in a file of its own, and a line in `_METHODS`.
@@ -16,35 +16,35 @@ from ramify.gpu.ops.linear.fp8 import GROUP, Fp8Format
 
 
 class WeightFormat(Protocol):
-    """Weights that are stored as several tensors, beside others that are floats."""
+    """Interface: a format of weights that are stored as several tensors; others are floats."""
 
     @property
     def name(self) -> str:
-        """As `--quantization` has it."""
+        """The name, as of `--quantization`."""
         ...
 
     def part(self, name: str, tensor: Tensor) -> tuple[str, str] | None:
-        """The weight's name and which part of it the tensor `name` is. None: it is as it is.
+        """Find the weight of the tensor `name`, and which part of it that is. None: it is no part.
 
-        An empty part carries nothing.
+        A tensor whose part is empty is ignored.
         """
         ...
 
     def missing(self, parts: Collection[str]) -> str | None:
-        """What is still to come of a weight that has these parts, None: nothing."""
+        """Say which parts a weight with these parts lacks; None: none."""
         ...
 
     def check(self, parts: dict[str, Tensor], shape: tuple[int, int]) -> None:
-        """Raise what `weight` would of shapes and types. Matrices may be on the meta device."""
+        """Check shapes and dtypes as `weight` does. Matrices may be on the meta device."""
         ...
 
     def weight(self, parts: dict[str, Tensor], shape: tuple[int, int]) -> Weight:
-        """Of a product with so many outputs and inputs. Raises ValueError, which says what is wrong."""
+        """Make the weight of `shape`: outputs, inputs. Raises ValueError, which says what is wrong."""
         ...
 
 
 def read_format(raw: Any) -> WeightFormat:
-    """That of a `quantization_config`. Raises ValueError, which says what is not supported."""
+    """Read a `quantization_config`. Raises ValueError, which says what is not supported."""
     if not isinstance(raw, dict):
         raise ValueError("(of an unknown method) is no object")
     method = raw.get("quant_method")
@@ -69,7 +69,7 @@ def _blocks(size: Any) -> bool:
 
 
 def _fp8(raw: dict[str, Any]) -> WeightFormat:
-    """DeepSeek's, Qwen's and AutoFP8's."""
+    """Read the config of DeepSeek's, Qwen's and AutoFP8's checkpoints."""
     if raw.get("fmt") not in (None, "e4m3"):
         raise ValueError(f"has fmt {raw['fmt']!r:.40}: only e4m3 is supported")
     return Fp8Format(_blocks(raw.get("weight_block_size")))
@@ -80,7 +80,7 @@ def _fbgemm(raw: dict[str, Any]) -> WeightFormat:
 
 
 def _modelopt(raw: dict[str, Any]) -> WeightFormat:
-    """In config.json, or as hf_quant_config.json has it."""
+    """Read ModelOpt's config, in config.json or as hf_quant_config.json has it."""
     inner = raw.get("quantization")
     kind = (inner if isinstance(inner, dict) else raw).get("quant_algo")
     if not isinstance(kind, str) or kind not in _MODELOPT:
@@ -94,7 +94,7 @@ _MODELOPT = {"FP8": False, "FP8_PER_CHANNEL_PER_TOKEN": False, "FP8_PB_WO": True
 
 
 def _compressed(raw: dict[str, Any]) -> WeightFormat:
-    """compressed-tensors': groups of layers, which must be of one kind."""
+    """Read compressed-tensors' config: groups of layers, which must be of one kind."""
     if raw.get("format") == "pack-quantized":
         return _four_bits(four_bit_checkpoints.compressed, raw)
     groups = _object(raw, "config_groups")

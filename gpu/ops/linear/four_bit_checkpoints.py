@@ -1,7 +1,7 @@
 """Weights of 4 bits as checkpoints store them: AWQ, GPTQ, compressed-tensors, torchao, MXFP4.
 
-Each has several tensors in place of a `weight`, which together are a `GroupedWeight`; where its groups
-are not runs of inputs they become floats.
+Each has several tensors in place of a `weight`, which together are a `GroupedWeight`; where groups are
+not runs of inputs the weight becomes floats.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -25,9 +25,9 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True, slots=True)
 class FoundCodes:
-    """codes uint8 [outputs, inputs], scales [outputs, groups]; zeros likewise, None: 8.
+    """Unpacked codes uint8 [outputs, inputs], scales [outputs, groups]; zeros likewise, None: 8.
 
-    `offsets`: in place of zeros, what is added. `index` int64[inputs]: the group of each input; None:
+    `offsets`: terms to add, in place of zeros. `index` int64[inputs]: the group of each input; None:
     groups are runs.
     """
 
@@ -39,7 +39,7 @@ class FoundCodes:
 
 
 class WeightParts:
-    """The tensors of one product by how their names end, which are checked as they are read."""
+    """The tensors of one product by the endings of their names, checked as they are read."""
 
     def __init__(self, tensors: Mapping[str, Tensor], outputs: int, inputs: int, group: int) -> None:
         self._tensors = tensors
@@ -51,7 +51,7 @@ class WeightParts:
         return ending in self._tensors
 
     def get(self, ending: str, types: tuple[torch.dtype, ...], *shape: int) -> Tensor:
-        """Raises ValueError."""
+        """Return a tensor of one of `types` and this shape. Raises ValueError for any other."""
         tensor = self._tensors[ending]
         if tensor.dtype not in types or tensor.shape != shape:
             raise ValueError(
@@ -63,12 +63,12 @@ class WeightParts:
         return tensor
 
     def words(self, ending: str, *shape: int) -> Tensor:
-        """int32 of this shape -> uint8 [.., 8]: the codes in each, the lowest bits first."""
+        """Unpack int32 of this shape to uint8 [.., 8]: the codes in each, the lowest bits first."""
         raw = self.get(ending, (torch.int32,), *shape).contiguous().view(torch.uint8)
         return torch.stack((raw & 15, raw >> 4), -1).view(*shape, 8)
 
     def index(self, ending: str) -> Tensor | None:
-        """The group of each input; None: the groups are runs."""
+        """Read the group of each input; None: the groups are runs."""
         if ending not in self:
             return None
         index = self.get(ending, (torch.int32, torch.int64), self.inputs).long()
@@ -80,7 +80,7 @@ class WeightParts:
 
 @dataclass(frozen=True, slots=True)
 class FourBitFormat:
-    """`endings`: of the names of a weight's tensors, in place of `weight`. Others are as they are.
+    """A format of 4 bits. `endings`: of the names of a weight's tensors, in place of `weight`.
 
     `group`: inputs with one scale; 0: all of a row.
     """
@@ -106,7 +106,7 @@ class FourBitFormat:
         self.unpack(WeightParts(parts, *shape, self.group))
 
     def weight(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> Weight:
-        """Floats where groups are no runs of 32, 64 or multiples of 128 inputs."""
+        """Make the weight: floats where groups are no runs of 32, 64 or multiples of 128 inputs."""
         outputs, inputs = shape
         stored = WeightParts(parts, outputs, inputs, self.group)
         found = self.unpack(stored)
@@ -133,7 +133,7 @@ class FourBitFormat:
 
 
 def awq(config: dict[str, Any]) -> FourBitFormat:
-    """Of a `quantization_config`, as the next ones. They raise ValueError, which names the field."""
+    """Read a `quantization_config`, as the next ones do. Raises ValueError, which names the field."""
     _needs(config, "version", "gemm", "GEMM", None)
     _needs(config, "zero_point", True, None)
     _needs(config, "w_bit" if "w_bit" in config else "bits", 4)
@@ -150,7 +150,7 @@ def _unpack_awq(parts: WeightParts) -> FoundCodes:
 
 
 def _turned(values: Tensor, rows: int) -> Tensor:
-    """Outputs first."""
+    """Transpose so that outputs come first."""
     return values.reshape(rows, -1).t().contiguous()
 
 
@@ -169,7 +169,7 @@ def gptq(config: dict[str, Any]) -> FourBitFormat:
 
 
 def _unpack_gptq(parts: WeightParts) -> FoundCodes:
-    """Whose zero points are kept one lower."""
+    """Unpack GPTQ's first version, whose zero points are stored one lower."""
     found = _unpack_gptq_2(parts)
     assert found.zeros is not None
     return replace(found, zeros=found.zeros + 1)
@@ -239,7 +239,7 @@ def torchao(config: dict[str, Any]) -> FourBitFormat:
 
 
 def _unpack_torchao(parts: WeightParts) -> FoundCodes:
-    """Codes have both signs, even inputs in the lower halves; zero points are floats, of the middle."""
+    """Unpack signed codes, even inputs in the lower halves; zero points are floats, of the middle."""
     outputs, groups = parts.outputs, parts.groups
     raw = parts.get("_weight_qdata", (torch.int8, torch.uint8), outputs, parts.inputs // 2)
     raw = raw.view(torch.uint8)
@@ -253,7 +253,7 @@ def _unpack_torchao(parts: WeightParts) -> FoundCodes:
 
 
 class Mxfp4Format:
-    """Bytes of two numbers, the lower bits' first, in blocks of 16, and an exponent of 2 for each."""
+    """The format of MXFP4: bytes of two numbers, the lower bits first; blocks of 16 have an exponent."""
 
     name = "mxfp4"
 
@@ -283,7 +283,7 @@ class Mxfp4Format:
             raise ValueError(f"{inputs} inputs are not whole blocks of {GROUP}")
 
     def weight(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> Weight:
-        """In twos, which are integers."""
+        """Make the weight, in units of 1/2, so that its codes are integers."""
         self.check(parts, shape)
         outputs, inputs = shape
         blocks, scales = parts["blocks"], parts["scales"]
@@ -299,7 +299,7 @@ def mxfp4(config: dict[str, Any]) -> Mxfp4Format:
 
 
 def _needs(config: dict[str, Any], name: str, *served: Any) -> Any:
-    """A field that must have one of these values; None: it may be missing."""
+    """Check that a field has one of these values (None: it may be missing). Raises ValueError."""
     value = config.get(name)
     if not any(value == each and type(value) is type(each) for each in served):
         shown = " or ".join(repr(each) for each in served if each is not None)

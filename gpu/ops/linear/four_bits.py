@@ -28,10 +28,10 @@ Zeros = Literal["none", "integers", "floats"]
 
 @dataclass(slots=True)
 class FourBitWeight(Weight):
-    """codes int16 [units, outputs, 32]; scales [groups, outputs], floats.
+    """A weight of codes int16 [units, outputs, 32] and scales [groups, outputs], floats.
 
     uint8 scales: codes are MXFP4's and scales exponents of 2. `zeros`, like scales: integers are the
-    code of 0, floats what a code of 8 stands for. The last unit may be padded, `inputs` are not.
+    code of 0, floats the value of code 8. The last unit may be padded, `inputs` are not.
     """
 
     codes: Tensor
@@ -60,7 +60,7 @@ class FourBitWeight(Weight):
         return "floats" if self.zeros.is_floating_point() else "integers"
 
     def floats(self) -> Tensor:
-        """float32 [outputs, inputs]."""
+        """Decode the numbers: float32 [outputs, inputs]."""
         words = self.codes.transpose(0, 1).int()
         parts = torch.stack([(words >> 4 * place) & 15 for place in range(4)], 2)
         codes = parts.flatten(1)
@@ -85,7 +85,7 @@ class FourBitWeight(Weight):
 
 
 def four_bit_form(kind: Literal["int4", "mxfp4"], rounds: bool) -> Form:
-    """Keeps weights that are stored so; `rounds`: others as well, but for logits' and routers'."""
+    """Make the form that keeps stored weights; `rounds`: rounds others, except logits' and routers'."""
     return partial(_formed, kind, rounds)
 
 
@@ -102,7 +102,7 @@ def _formed(kind: str, rounds: bool, linear: Linear) -> Weight:
 
 
 def packed(weight: GroupedWeight, inputs: int) -> FourBitWeight:
-    """The same numbers, of so many inputs. Raises ValueError if 4 bits do not hold them."""
+    """Lay out a weight of so many inputs. Raises ValueError if 4 bits do not hold its numbers."""
     group, outputs = weight.group, len(weight.codes)
     if group % GROUP or (group % UNIT if group > UNIT else UNIT % group):
         raise ValueError(f"groups of {group} inputs are not served: give groups of 32, 64 or 128")
@@ -127,7 +127,7 @@ def packed(weight: GroupedWeight, inputs: int) -> FourBitWeight:
 
 
 def _words(codes: Tensor, more: int, is_mxfp4: bool) -> Tensor:
-    """int8 [R, inputs] -> int16 [R, units, 32]. MXFP4's come in twos; to others `more` is added."""
+    """Pack int8 [R, inputs] to int16 [R, units, 32]. MXFP4's are in halves; others get `more` added."""
     if is_mxfp4:
         table = torch.zeros(32, dtype=torch.uint8)
         table[[16 + value for value in _FLOATS]] = torch.arange(8, dtype=torch.uint8)
@@ -142,7 +142,7 @@ def _words(codes: Tensor, more: int, is_mxfp4: bool) -> Tensor:
 
 
 def _exponents(weight: GroupedWeight) -> Tensor | None:
-    """Of MXFP4; None: the weights are integers of 4 bits. Raises ValueError if they are neither."""
+    """Find MXFP4's exponents; None: the weights are integers of 4 bits. Raises ValueError: neither."""
     if weight.bits == 4:
         return None
     if weight.bits != 5 or weight.offsets is not None or weight.group != GROUP:
@@ -155,7 +155,7 @@ def _exponents(weight: GroupedWeight) -> Tensor | None:
 
 
 def _narrowest(scales: Tensor) -> Tensor:
-    """In 16 bits, where these hold them."""
+    """Convert scales to 16 bits, where these hold them."""
     for kind in (torch.float16, torch.bfloat16):
         narrow = scales.to(kind)
         if torch.equal(narrow.float(), scales):
@@ -164,7 +164,7 @@ def _narrowest(scales: Tensor) -> Tensor:
 
 
 def _zeros(scales: Tensor, offsets: Tensor) -> Tensor:
-    """The codes of 0 if they are whole numbers up to 16, else what a code of 8 stands for."""
+    """Compute the codes of 0 if they are whole numbers up to 16, else the values of code 8."""
     codes = (-offsets / torch.where(scales == 0, 1.0, scales)).round_().clamp_(0, 16)
     if torch.equal(codes * -scales, offsets):
         return codes.to(torch.uint8)

@@ -1,7 +1,7 @@
 """Weights as 8-bit floats (e4m3: a sign, 4 bits of exponent, 3 of mantissa) with scales.
 
 A number is its code times its group's scale. A group is a row's inputs, or 128 of them. Checkpoints also
-have one scale for a tensor, or for 128 x 128 numbers: each row is given a copy, so that rows of several
+have one scale for a tensor, or for 128 x 128 numbers: each row gets a copy, so that rows of several
 tensors can be merged and brought into any order.
 """
 
@@ -25,7 +25,7 @@ _NO_NUMBER = 0x7F  # the code of none, with either sign
 
 @dataclass(slots=True)
 class Fp8Weight(Weight):
-    """codes float8_e4m3fn [outputs, inputs]; scales float32 [outputs, groups]."""
+    """A weight of codes float8_e4m3fn [outputs, inputs] and scales float32 [outputs, groups]."""
 
     codes: Tensor
     scales: Tensor
@@ -76,12 +76,12 @@ class Fp8Weight(Weight):
 
 
 def _bytes(codes: Tensor) -> Tensor:
-    """The same as integers, which torch sorts and joins everywhere."""
+    """View codes as integers, which torch sorts and joins everywhere."""
     return codes.view(torch.uint8)
 
 
 def rounded(weight: Tensor) -> Fp8Weight:
-    """The nearest codes of weight [outputs, inputs], with a scale for each row."""
+    """Round weight [outputs, inputs] to the nearest codes, with a scale for each row."""
     codes, scales = [], []
     for rows in torch.split(weight, max(1, _ROUNDED // weight.shape[1])):
         wide = rows.float()
@@ -92,7 +92,7 @@ def rounded(weight: Tensor) -> Fp8Weight:
 
 
 def fp8_form(device: torch.device, rounds: bool) -> Form:
-    """Keeps weights that are stored so; `rounds`: others as well, but for logits' and routers'."""
+    """Make the form that keeps stored weights; `rounds`: rounds others, except logits' and routers'."""
 
     def form(linear: Linear) -> Weight:
         weight = linear.weight
@@ -107,9 +107,9 @@ def fp8_form(device: torch.device, rounds: bool) -> Form:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Format:
-    """How checkpoints store them: a tensor of codes and one of scales, which has one of three shapes.
+    """The format of checkpoints: a tensor of codes and one of scales, which has one of three shapes.
 
-    `blocks`: the scales are those of 128 x 128 numbers; else of a row, or of all.
+    `blocks`: a scale for 128 x 128 numbers; else for a row, or for all.
     """
 
     blocks: bool

@@ -1,4 +1,4 @@
-"""Weights whose inputs are in groups with a scale of their own, as the blocks of GGUF files have them.
+"""Weights whose inputs are in groups with a scale each, as blocks of GGUF files have them.
 
 A number is its group's scale times its code, plus the group's offset. The layouts are those of ggml's
 `ggml-common.h`; the floats that come out equal those of the package `gguf` to the last bit.
@@ -19,9 +19,9 @@ _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(slots=True)
 class GroupedWeight(Weight):
-    """codes int8 [outputs, inputs]; scales and offsets float32 [outputs, inputs / group size].
+    """A weight of codes int8 [outputs, inputs]; scales, offsets float32 [outputs, inputs / group size].
 
-    Without offsets codes have both signs; with them they are 0 or more. `bits`: of a code.
+    Without offsets codes are signed; with them they are 0 or more. `bits`: of a code.
     """
 
     codes: Tensor
@@ -31,11 +31,11 @@ class GroupedWeight(Weight):
 
     @property
     def group(self) -> int:
-        """Inputs of a group."""
+        """The number of inputs of a group."""
         return self.codes.shape[1] // self.scales.shape[1]
 
     def in_groups(self, size: int) -> "GroupedWeight":
-        """The same in smaller groups, which must divide its own."""
+        """Return the weight in smaller groups, whose size must divide its own."""
         times = self.group // size
         if times == 1:
             return self
@@ -43,7 +43,7 @@ class GroupedWeight(Weight):
         return GroupedWeight(self.codes, self.scales.repeat_interleave(times, 1), offsets, self.bits)
 
     def floats(self) -> Tensor:
-        """float32 [outputs, inputs]."""
+        """Decode the numbers: float32 [outputs, inputs]."""
         outputs, groups = self.scales.shape
         values = self.scales[:, :, None] * self.codes.view(outputs, groups, -1)
         if self.offsets is not None:
@@ -66,16 +66,16 @@ class GroupedWeight(Weight):
         return GroupedWeight(codes, whole.scales[:, groups], offsets, whole.bits)
 
     def in_order(self, order: Tensor) -> "GroupedWeight":
-        """With its rows as `order` says."""
+        """Return the weight with rows in `order`."""
         order = order.to(self.codes.device)
         offsets = None if self.offsets is None else self.offsets[order]
         return GroupedWeight(self.codes[order], self.scales[order], offsets, self.bits)
 
 
 def joined(parts: Sequence[GroupedWeight]) -> GroupedWeight:
-    """One below the other, with the most bits that any has, offsets if any has.
+    """Join weights one below another, with the most bits of any, and offsets if any has some.
 
-    In groups as they are, if these are all alike and of a multiple of 32 inputs; else of 32.
+    Groups stay if they are all alike and of a multiple of 32 inputs; else they become 32 inputs.
     """
     sizes = {part.group for part in parts}
     if len(sizes) > 1 or sizes.pop() % GROUP:
@@ -96,14 +96,14 @@ def joined(parts: Sequence[GroupedWeight]) -> GroupedWeight:
 
 
 def four_bits(weight: Tensor, group: int = GROUP) -> GroupedWeight:
-    """The nearest codes from -8 to 7 in groups of 32; what such codes stand for is found again."""
+    """Round to codes from -8 to 7 in groups of 32. Numbers that such codes stand for are kept."""
     return _rounded(weight, 4, group)
 
 
 def mxfp4(weight: Tensor) -> GroupedWeight:
-    """The nearest of MXFP4's numbers, in twos: codes up to 12, with scales that are powers of 2.
+    """Round to MXFP4's numbers, in units of 1/2: codes up to 12, scales that are powers of 2.
 
-    The largest number of a group gets an exponent of its own size (OCP Microscaling Formats, 6.3).
+    The exponent of a group is that of its largest number (OCP Microscaling Formats, 6.3).
     """
     codes, scales = [], []
     levels = torch.tensor(FP4, device=weight.device)
@@ -124,7 +124,7 @@ FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def _rounded(weight: Tensor, bits: int, group: int = GROUP) -> GroupedWeight:
-    """As `Q4_0` and `Q8_0` are made, but that of 4 bits a scale is then the best one for its codes."""
+    """Round as `Q4_0` and `Q8_0` do; of 4 bits each scale is then the best one for its codes."""
     codes, scales = [], []
     for rows in torch.split(weight, max(1, _ROUNDED // weight.shape[1])):
         padded = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % group))
@@ -148,12 +148,12 @@ _ROUNDED = 1 << 22  # numbers that are rounded at a time
 
 
 def plain_floats(kind: str, raw: Tensor) -> Tensor | None:
-    """Floats of a type that torch has; None: the type is one of blocks. raw: uint8 [rows, bytes]."""
+    """Decode rows uint8 [rows, bytes] of a type that torch has; None: the type is one of blocks."""
     return raw.view(_FLOATS[kind]) if kind in _FLOATS else None
 
 
 def grouped(kind: str, raw: Tensor) -> GroupedWeight:
-    """What the blocks of a tensor hold. raw: uint8 [rows, bytes of a row]."""
+    """Unpack the blocks of a tensor. raw: uint8 [rows, bytes of a row]."""
     unpack, size = _BLOCKS[kind]
     codes, scales, offsets = unpack(raw.view(-1, size))
     rows = len(raw)
@@ -169,25 +169,25 @@ _Parts = tuple[
 
 
 def _half(raw: Tensor) -> Tensor:
-    """float16 [n, 2 bytes] -> float32 [n, 1]."""
+    """Convert float16 [n, 2 bytes] to float32 [n, 1]."""
     return raw.contiguous().view(torch.float16).float()
 
 
 def _nibbles(raw: Tensor, run: int) -> Tensor:
-    """Of each `run` bytes the lower halves, then the upper ones."""
+    """Unpack of each `run` bytes the lower halves, then the upper ones."""
     parts = raw.reshape(len(raw), -1, 1, run)
     return torch.cat((parts & 15, parts >> 4), 2).reshape(len(raw), -1)
 
 
 def _bits(raw: Tensor, run: int, wide: int) -> Tensor:
-    """Of each `run` bytes the lowest `wide` bits, then the next ones, ..."""
+    """Unpack of each `run` bytes the lowest `wide` bits, then the next ones, .."""
     shifts = torch.arange(0, 8, wide, dtype=torch.uint8).view(1, 1, -1, 1)
     parts = raw.reshape(len(raw), -1, 1, run) >> shifts
     return (parts & ((1 << wide) - 1)).reshape(len(raw), -1)
 
 
 def _fifth(raw: Tensor) -> Tensor:
-    """A bit for each of 32 numbers, as the fifth of their codes."""
+    """Unpack a bit for each of 32 numbers, as the fifth bit of their codes."""
     shifts = torch.arange(8, dtype=torch.uint8)
     return ((raw[:, :, None] >> shifts) & 1).reshape(len(raw), 32) << 4
 
@@ -215,7 +215,7 @@ def _q8_0(raw: Tensor) -> _Parts:
 
 
 def _k_scales(raw: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and offsets of eight groups, six bits each, in twelve bytes behind their two factors."""
+    """Unpack scales and offsets of eight groups, six bits each, in twelve bytes after two factors."""
     low, middle, high = torch.split(raw[:, 4:16].t().contiguous(), 4)  # long rows: [4, blocks]
     scales = torch.cat((low & 63, (high & 15) | ((low >> 2) & 48)))
     least = torch.cat((middle & 63, (high >> 4) | ((middle >> 2) & 48)))

@@ -1,8 +1,8 @@
-"""Weights of 4 bits as the package `humming-kernels` (Apache-2.0) multiplies them, on a GPU that has it.
+"""Weights of 4 bits that the package `humming-kernels` (Apache-2.0) multiplies, on GPUs that have it.
 
-It compiles its kernels for a product's sizes and numbers of rows, and keeps them on disk. Where it is
-not installed, finds no compiler, or does not take a weight, our own kernels serve (`four_bits`). Its
-scales have the rows' type: those of float16 are rounded to bfloat16 beside rows of bfloat16.
+The package compiles its kernels for a product's sizes and numbers of rows, and keeps them on disk. Where
+it is not installed, finds no compiler, or does not take a weight, our own kernels serve (`four_bits`).
+Its scales have the rows' dtype: those of float16 are rounded to bfloat16 beside rows of bfloat16.
 """
 
 import importlib.util
@@ -36,7 +36,7 @@ _REPACKED = 1 << 25  # codes at a time
 
 @dataclass(slots=True)
 class CompiledRows:
-    """Those of one product's sizes, compiled in a thread of their own. `names`: what launches take."""
+    """The kernels of a product's sizes, compiled in a thread. `names`: arguments of launches."""
 
     names: "Future[Tensor]"
     warm: bool = False
@@ -44,7 +44,7 @@ class CompiledRows:
 
 @dataclass(slots=True)
 class HummingWeight(Weight):
-    """The tensors are as the package lays them out; `shape` is that of the matrix."""
+    """A weight whose tensors the package laid out; `shape` is that of the matrix."""
 
     tensors: dict[str, Tensor]
     sizes: tuple[int, int]
@@ -74,7 +74,7 @@ class HummingWeight(Weight):
 
 
 def humming_form(inner: Form, dtype: torch.dtype, device: torch.device) -> Form:
-    """What `inner` brings into 4 bits in the package's form, where that can be had."""
+    """Make the form that brings weights in 4 bits, of `inner`, into the package's form if it can."""
     if device.type != "cuda" or dtype not in _TYPES or importlib.util.find_spec("humming") is None:
         return inner
     if torch.cuda.get_device_capability(device) < _HOPPER:
@@ -83,7 +83,7 @@ def humming_form(inner: Form, dtype: torch.dtype, device: torch.device) -> Form:
 
 
 class _Forms:
-    """The kernels that were asked for, by sizes."""
+    """The form of `humming_form`, with the kernels that were compiled, by sizes."""
 
     def __init__(self, inner: Form, dtype: torch.dtype, device: torch.device) -> None:
         self._inner, self._dtype, self._device = inner, dtype, device
@@ -181,12 +181,12 @@ def _compile(config: str, ranges: str, device: torch.device) -> Tensor:
 
 
 def _has_fragments(weight: FourBitWeight, dtype: torch.dtype) -> bool:
-    """Whether it is in the form that `triton_fragments` reads: integers in groups of 128."""
+    """Whether `triton_fragments` reads the weight: integers in groups of 128."""
     return not weight.is_mxfp4 and weight.group == UNIT and dtype == torch.bfloat16
 
 
 def told(reason: str, products: Iterable[tuple[Linear, list[str]]]) -> str:
-    """`reason`, and why the package multiplies few tokens, too, where our own kernel failed.
+    """Add to `reason` why our own kernel does not multiply few tokens, where it failed.
 
     products: a model's, with the names of their tensors.
     """
@@ -206,7 +206,7 @@ def fits(weight: Weight) -> bool:
 
 
 def eights(weight: FourBitWeight) -> Tensor:
-    """int32 [outputs, inputs / 8]: eight codes of neighbouring inputs each, the lowest bits first."""
+    """Pack codes: int32 [outputs, inputs / 8], eight neighbouring inputs each, the lowest bits first."""
     units, outputs, _ = weight.codes.shape
     words = torch.empty((outputs, units * UNIT // 8), dtype=torch.int32, device=weight.codes.device)
     step = max(1, _REPACKED // weight.inputs)
@@ -218,7 +218,7 @@ def eights(weight: FourBitWeight) -> Tensor:
 
 
 def _packed(codes: Tensor) -> Tensor:
-    """Codes [8 n, m] -> int32 [n, m]: eight of the first dimension in one."""
+    """Pack codes [8 n, m] to int32 [n, m]: eight of the first dimension in one."""
     bits = codes.reshape(-1, 8, codes.shape[1]).to(torch.int64)
     shifts = torch.arange(0, 32, 4, device=codes.device).view(1, 8, 1)
     return (bits << shifts).sum(1).to(torch.int32)

@@ -14,7 +14,7 @@ WHOLE = (256, 128, 64)  # rows of a product that oneDNN runs unpadded, the large
 
 @dataclass(slots=True)
 class OneDnnWeight(Weight):
-    """[outputs, inputs] in an opaque layout."""
+    """A weight [outputs, inputs] in oneDNN's opaque layout."""
 
     tensor: Tensor
     sizes: tuple[int, int]
@@ -35,7 +35,7 @@ class OneDnnWeight(Weight):
         return y
 
     def _padded(self, x: Tensor, bias: Tensor | None, size: int) -> Tensor:
-        """The product of x, padded to `size` rows."""
+        """Multiply x, padded to `size` rows."""
         rows = x.shape[0]
         more = size - rows
         if more:
@@ -45,10 +45,10 @@ class OneDnnWeight(Weight):
 
 
 def float_weight(linear: Linear) -> Weight:
-    """The weight reordered for oneDNN, where that is the faster library; else as it is.
+    """Reorder a weight for oneDNN, where that is the faster library; else return it as it is.
 
-    A float32 product of 1 to 128 rows takes a third of what torch's default (MKL) takes on a Zen 5, and
-    rows need not be many for it. These are the operators of torch's own compiler.
+    A float32 product of 1 to 128 rows takes a third of the time of torch's default (MKL) on a Zen 5. The
+    operators are those of torch's own compiler.
     """
     tensor = linear.tensor
     if linear.stacked or not _onednn_serves(tensor):
@@ -58,7 +58,7 @@ def float_weight(linear: Linear) -> Weight:
 
 
 def parts(rows: int) -> list[int]:
-    """The products that `rows` rows are computed in: of `WHOLE` rows, and a last one of up to 64.
+    """Cut `rows` rows into products: of `WHOLE` rows, and a last one of up to 64.
 
     oneDNN compiles a kernel for each number of rows, each weight's shape and each number of threads,
     which takes about a millisecond and 0.8 MB, and keeps a thousand of them; its own bound on their
@@ -72,7 +72,7 @@ def parts(rows: int) -> list[int]:
 
 
 def few_sizes(rows: int) -> int:
-    """`rows`, or at most 1/4 more: there are four sizes from one power of 2 to the next."""
+    """Round `rows` up by at most 1/4: there are four sizes from one power of 2 to the next."""
     step = 1 << max(0, (rows - 1).bit_length() - 3)
     return -(-rows // step) * step
 

@@ -17,17 +17,17 @@ from ramify.gpu.ops.linear.grouped import BITS, GROUP, WITH_OFFSETS, GroupedWeig
 
 @dataclass(slots=True)
 class CpuWeight(Weight):
-    """With its scales and its bias."""
+    """A packed weight with its scales and its bias."""
 
     packed: PackedWeight | PackedGroups
     inputs: int  # without padding
 
 
 class CpuForms:
-    """The forms of a model's weights for the CPU's kernels, and what they read as a checkpoint has it.
+    """The forms of a model's weights for the CPU's kernels.
 
-    `four`: floats are rounded to 4 bits in groups, but those of the logits: these to 8; else all to 8
-    bits, a scale for each output. `kept`: 4 and 8 bits of a checkpoint stay as they are.
+    `four`: floats are rounded to 4 bits in groups, those of the logits to 8; else all to 8 bits, with a
+    scale for each output. `kept`: 4 and 8 bits of a checkpoint stay as they are.
     """
 
     def __init__(self, packer: Packer, four: bool = False, kept: bool = False) -> None:
@@ -38,7 +38,7 @@ class CpuForms:
         self.stored = (PlainWeight, *more, *((BlockWeight,) if kept else ()))
 
     def with_table(self, form: Form, head: Linear, table: Linear, tied: bool) -> Form:
-        """`form`, and that of a table; where it is `tied` to the head, both are made of what is read.
+        """Extend `form` by that of the embedding `table`; `tied`: head and table come from one tensor.
 
         Then packed blocks of the file are one tensor, too.
         """
@@ -70,7 +70,7 @@ def _rounded(packer: Packer, linear: Linear) -> Weight:
 
 
 def _order(linear: Linear) -> Tensor:
-    """Which of its rows each packed output is."""
+    """Compute which row each packed output is."""
     return panel_order(linear.weight.shape[0], linear.use == "gated", max(1, linear.stacked))
 
 
@@ -97,7 +97,7 @@ def _grouped(packer: Packer, four: bool, linear: Linear) -> Weight:
 
 
 def _blocks(packer: Packer, weight: BlockWeight, linear: Linear) -> Weight:
-    """With the most bits that any of its kinds has, offsets if any has."""
+    """Pack blocks, with the most bits of any of their kinds, and offsets if any has some."""
     order = _order(linear)
     parts = [(kind, _table(rows, order)) for kind, rows in weight.addresses()]
     bits = 4 if all(BITS[kind] == 4 for kind, _ in parts) else 8
@@ -107,14 +107,14 @@ def _blocks(packer: Packer, weight: BlockWeight, linear: Linear) -> Weight:
 
 
 def table_weight(packer: Packer, linear: Linear) -> Weight:
-    """What tokens are looked up in: blocks are packed, floats stay where and as they are."""
+    """Make the embedding: blocks are packed, floats stay where and as they are."""
     weight = linear.weight
     kept = isinstance(weight, BlockWeight | GroupedWeight)
     return _grouped(packer, False, Linear(weight)) if kept else weight
 
 
 def looked_up(table: Linear) -> PackedGroups | Tensor:
-    """What the kernels read of it."""
+    """Return the embedding as the kernels read it."""
     if isinstance(table.weight, PlainWeight):
         return table.weight.tensor
     packed = cpu_weight(table).packed
@@ -123,13 +123,13 @@ def looked_up(table: Linear) -> PackedGroups | Tensor:
 
 
 def _table(rows: Tensor, order: Tensor) -> Tensor:
-    """The rows in their order; 0 for what pads."""
+    """Put rows in their order; 0 for padding."""
     places = order.numpy()
     return torch.from_numpy(np.where(places < 0, 0, rows.numpy()[np.maximum(places, 0)]))
 
 
 def cpu_weight(linear: Linear) -> CpuWeight:
-    """Its weight. Raises TypeError if that has another form."""
+    """Return the product's weight. Raises TypeError if that has another form."""
     if not isinstance(linear.weight, CpuWeight):
         raise TypeError(f"the CPU's kernels read packed weights, not a {type(linear.weight).__name__}")
     return linear.weight
