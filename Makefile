@@ -15,6 +15,8 @@ BIN := $(VENV)/bin
 SERVING := $(VENV)/.installed
 TESTING := $(VENV)/.installed-dev
 ENGINE := src/ramify-engine
+# without setuptools' advice on folders that are named like a package: it says nothing that concerns this clone
+PIP := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip
 
 # the chat page's tools: for its tests, and to build it
 PAGE := clients/web/page
@@ -76,14 +78,14 @@ format: $(TESTING)
 $(SERVING): pyproject.toml $(ENGINE)/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ramify needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || { echo "Making a virtual environment in $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(PIP) install --quiet --upgrade pip
 	@echo "Installing what serving needs, 1.4 GB or more: this takes minutes"
-	@$(BIN)/python -m pip install --quiet --editable '.[serve]' --editable $(ENGINE)
+	@$(PIP) install --quiet --editable '.[serve]' --editable $(ENGINE)
 	@touch $@
 
 $(TESTING): $(SERVING)
 	@echo "Installing the tools for tests, 1.3 GB or less"
-	@$(BIN)/python -m pip install --quiet --editable '.[serve,dev]' --editable $(ENGINE)
+	@$(PIP) install --quiet --editable '.[serve,dev]' --editable $(ENGINE)
 	@touch $@
 
 $(PAGE)/node_modules/.package-lock.json: $(PAGE)/package-lock.json

@@ -9,8 +9,10 @@ import os
 import platform
 import shutil
 import subprocess
+import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from http.client import HTTPException
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -42,14 +44,15 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser("info", help="versions, devices, and facts of a model or server")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--url", help="ask this server")
-    what.add_argument("--model", metavar="DIR|FILE.gguf|OWNER/NAME", help="look at this model")
+    what.add_argument("--model", metavar="DIR|FILE.gguf|OWNER/NAME[:TYPE]", help="look at this model")
     parser.add_argument(
         "--tensor-parallel", metavar="N", type=int, default=1, choices=range(1, 65),
-        help="what each of N ranks has of the model",
+        help="with --model: what each of N ranks has of it",
     )  # fmt: skip
     parser.add_argument(
-        "--expert-parallel", action="store_true", help="of ranks that have some experts whole"
-    )
+        "--expert-parallel", action="store_true",
+        help="with --tensor-parallel: for ranks that have some experts whole",
+    )  # fmt: skip
     parser.add_argument("--token", help="bearer token (default: $RAMIFY_TOKEN)")
     parser.set_defaults(run=run)
 
@@ -62,6 +65,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--expert-parallel divides experts among ranks: give --tensor-parallel too")
     if args.url is not None:
         facts = server_info(args.url, args.token or os.environ.get("RAMIFY_TOKEN"))
+        if isinstance(started := facts.get("started"), float):
+            with suppress(OverflowError, OSError, ValueError):  # of a hostile server
+                facts["started"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started))
         try:
             show(facts)
         except RecursionError:
@@ -160,7 +166,10 @@ def server_info(url: str, token: str | None, *, timeout_s: float = 10.0) -> dict
         with error:
             raise ConnectionLost(f"{address} answered HTTP {error.code}") from None
     except (OSError, ValueError, HTTPException, RecursionError) as error:
-        raise ConnectionLost(f"cannot read {address}: {error}") from None
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ConnectionRefusedError):
+            reason = "nothing listens there (ramify serve starts a server)"
+        raise ConnectionLost(f"cannot read {address}: {reason}") from None
     if not isinstance(facts, dict):
         raise ConnectionLost(f"{address} does not tell what a Ramify server tells")
     return facts

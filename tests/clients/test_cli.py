@@ -2,6 +2,7 @@
 
 import io
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,17 @@ def test_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "give --model too" in capsys.readouterr().err
     assert run("info", "--model", str(tmp_path), "--expert-parallel") == 2
     assert "give --tensor-parallel too" in capsys.readouterr().err
+
+
+def test_info_of_a_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen
+        assert run("info", "--url", f"ws://127.0.0.1:{silent.getsockname()[1]}") == 1
+    assert "nothing listens there" in capsys.readouterr().err
+    for started, shown in ((86400.0 * 366, "started: 1971-01-0"), (1e300, "started: 1e+300")):
+        monkeypatch.setattr(info, "server_info", lambda *_, started=started: {"started": started})
+        assert run("info", "--url", "ws://127.0.0.1:5") == 0
+        assert shown in capsys.readouterr().out
 
 
 def test_a_model_with_a_template(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from ramify.protocol.errors import BadRequest
 from ramify.protocol.pictures import MARK, MOST_AT_ONCE, MOST_BYTES, MOST_URL, is_remote
 
 NO_IMAGES = (
-    "no served model reads images, or not as it is served (`pictures_reason` in /v1/info): send text"
+    "this server reads no images (`pictures_reason` in /v1/info says why, if its model could): send text"
 )
 
 

@@ -59,7 +59,7 @@ for (const [way, model] of Object.entries(models)) {
   const picture = { type: "image", image: new Uint8Array([137, 80, 78, 71]), mediaType: "image/png" };
   await assert.rejects(
     generateText({ ...asked, messages: [{ role: "user", content: [picture] }] }),
-    (error) => APICallError.isInstance(error) && error.statusCode === 400 && /reads images/.test(error.message),
+    (error) => APICallError.isInstance(error) && error.statusCode === 400 && /reads no images/.test(error.message),
     way,
   );
 }

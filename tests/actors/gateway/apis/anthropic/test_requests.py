@@ -197,7 +197,7 @@ def nested(depth: int) -> Any:
         ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl"),
         ({"messages": [{"role": "assistant", "content": "So"}]}, "no user's turn"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "content[0].source"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "reads images"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "reads no images"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "no files are read"),
         ({"messages": [{"role": "user", "content": [{"type": "server_tool_use"}]}]}, "runs no tools"),
         ({"messages": [{"role": "user", "content": [{"type": "wing"}]}]}, "wing"),
