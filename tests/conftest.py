@@ -1,5 +1,6 @@
 """Shared inputs: a small tokenizer with a chat template, and model folders around it."""
 
+import atexit
 import gc
 import json
 import os
@@ -43,6 +44,8 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     Torch and thousands of tests are millions of objects: without this, each `gc.collect()` takes half a
     second, and each engine that a test starts in this process makes one.
     """
+    if hasattr(session.config, "workerinput"):  # of xdist, which has told all when it ends
+        atexit.register(os._exit, 0)  # last of all: to take a million objects down takes 2 s
     _share_rewriting(session.config)
     gc.disable()
     try:
@@ -51,6 +54,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         gc.enable()
         gc.collect()
         gc.freeze()
+        gc.set_threshold(20_000, 20, 20)  # tests make few rings
 
 
 def _share_rewriting(config: pytest.Config) -> None:
@@ -79,9 +83,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.path))
 
 
-def pytest_sessionfinish() -> None:
-    """At its end a process gives all of it back."""
-    gc.unfreeze()
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """At its end a process gives all of it back, or the system takes it (see `pytest_collection`)."""
+    if not hasattr(session.config, "workerinput"):
+        gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,8 +11,6 @@ from ramify.clients.agent.calls import Runner
 from ramify.clients.agent.tools import Context, ToolCall
 from ramify.clients.agent.transcript import Did
 
-pytest.importorskip("mcp", reason="the package mcp is not installed: pip install ramify[mcp]")
-
 
 def offered() -> Any:
     from mcp.server import MCPServer
@@ -38,6 +36,8 @@ def offered() -> Any:
 def quiet() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
+        # not where the file is read: that is in each of the processes that share the tests
+        pytest.importorskip("mcp", reason="the package mcp is not installed: pip install ramify[mcp]")
         yield
 
 
