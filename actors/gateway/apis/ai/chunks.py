@@ -1,41 +1,28 @@
 """From what a session says to the AI SDK's UI message chunks: one answer, `start` to `finish`. Pure."""
 
-from collections.abc import Sequence
-
 import msgspec
 
 from ramify.actors.gateway.apis.ai.requests import NO_LIMIT, SendRequest, answers_to, chat_messages
-from ramify.actors.gateway.apis.openai.dialogue import noted
-from ramify.actors.gateway.apis.openai.retention import Hinted, hinting, retaining, seconds_of
+from ramify.actors.gateway.apis.openai.dialogue import Answers, text_parts
+from ramify.actors.gateway.apis.openai.errors import of_error
+from ramify.actors.gateway.apis.openai.retention import hinting, retaining, seconds_of
 from ramify.actors.gateway.apis.pictures import RequestPictures
-from ramify.actors.gateway.port.dialogues.dialogue import Dialogue
-from ramify.actors.gateway.port.http import Response
+from ramify.actors.gateway.port.http import Response, json_response
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.wire import (
-    Append,
-    ClientMessage,
-    Delta,
-    Done,
-    Error,
-    Generate,
-    JsonObject,
-    Open,
-    Part,
-    ServerMessage,
-)
+from ramify.protocol.wire import Append, Delta, Done, Error, Generate, JsonObject, Open, Part
 
 BRANCH = "main"
 FINISH = {"stop": "stop", "length": "length", "tool": "tool-calls", "deadline": "length"}
 
 
-class ChatDialogue(Dialogue):
+class ChatDialogue(Answers):
     """Makes the chunks of one answer: see `Dialogue`. `take` takes them; `error`: why it failed.
 
     `message_id`: what a client is to call the answer. Raises RamifyError for what cannot be asked.
     """
 
-    streams = outlives = True
+    outlives = True
 
     def __init__(self, request: SendRequest, message_id: str, served: Served = Served()) -> None:  # noqa: B008
         settings = request.body
@@ -43,28 +30,25 @@ class ChatDialogue(Dialogue):
         kept = seconds_of(settings.prompt_cache_retention, settings.prompt_cache_key)
         pictures = RequestPictures(served.pictures, served.fetches)
         messages = chat_messages(request.messages, settings, pictures)
+        opened = Open(
+            detach="cancel", ttl_s=0.0, tools=settings.functions, effort=thinking.effort, parts=True
+        )
+        generate = Generate(
+            id=2,
+            max_tokens=settings.max_output_tokens or NO_LIMIT,
+            tool_choice=settings.choice_of_tool,
+            constraint=settings.constraint,
+            thought_tokens=thinking.tokens,
+            **settings.sampling(),
+        )
+        append = Append(id=1, messages=messages, images=pictures.images)
+        hints = hinting(3, settings.kv_hints, kept)
+        super().__init__([opened, *retaining(kept), append, generate, *hints], [BRANCH], streams=True)
         self.pictures = pictures.places
         self.error: str | None = None
-        self.ops: list[ClientMessage] = [
-            Open(
-                detach="cancel", ttl_s=0.0, tools=settings.functions, effort=thinking.effort, parts=True
-            ),
-            *retaining(kept),
-            Append(id=1, messages=messages, images=pictures.images),
-            Generate(
-                id=2,
-                max_tokens=settings.max_output_tokens or NO_LIMIT,
-                tool_choice=settings.choice_of_tool,
-                constraint=settings.constraint,
-                thought_tokens=thinking.tokens,
-                **settings.sampling(),
-            ),
-            *hinting(3, settings.kv_hints, kept),
-        ]
-        self._hints = Hinted(self.ops)
         self._message_id = answers_to(request.messages) or message_id
         self._fresh: list[JsonObject] = []
-        self._began = False
+        self._started = False
         self._open: tuple[str, str] | None = None  # kind and id of the text that is being said
         self._blocks = 0
         self._blank = ""  # white space that may turn out to stand between calls
@@ -75,47 +59,38 @@ class ChatDialogue(Dialogue):
         fresh, self._fresh = self._fresh, []
         return fresh
 
-    # --- see `Dialogue` -----------------------------------------------------------------------
+    # --- see `Answers`: what is said is in `take`, and nothing is written ----------------------
 
-    def receive(self, messages: Sequence[ServerMessage]) -> bytes | Response | None:
-        for message in self._hints.order(messages):
-            if self.over:
-                break
-            match message:
-                case Delta(branch="main"):
-                    self._said(message)
-                case Done(reason="error"):
-                    self._failed(message.message or "the generation failed")
-                case Done():
-                    self._done(message)
-                case Error() if message.code != "skipped":
-                    self._failed(message.message)
-        return None
-
-    def fail(self, error: RamifyError) -> bytes | Response | None:
-        if not self.over:
-            self._failed(error.message)
-        return None
-
-    # ---
-
-    def _failed(self, text: str) -> None:
-        self.error, self.over = text, True
-
-    def _begin(self) -> None:
-        if not self._began:
-            self._began = True
-            self._fresh += [{"type": "start", "messageId": self._message_id}, {"type": "start-step"}]
-
-    def _said(self, delta: Delta) -> None:
+    def said(self, index: int, delta: Delta) -> bytes:
         self._begin()
-        parts = delta.parts if delta.parts is not None else [Part(kind="text", text=delta.text)]
-        for part in parts:
+        for part in text_parts(delta):
             match part.kind:
                 case "text" | "reasoning":
                     self._text(part.kind, part.text)
                 case "call":
                     self._call(part)
+        return b""
+
+    def ended(self, index: int, done: Done) -> bytes:
+        self._finish(done)
+        return b""
+
+    def last(self) -> bytes:
+        return b""
+
+    def whole(self) -> Response:
+        return json_response(200, self.take())
+
+    def refusal(self, error: Error | RamifyError) -> Response:
+        self.error = error.message
+        return of_error(error)
+
+    # ---
+
+    def _begin(self) -> None:
+        if not self._started:
+            self._started = True
+            self._fresh += [{"type": "start", "messageId": self._message_id}, {"type": "start-step"}]
 
     def _text(self, kind: str, text: str) -> None:
         if self._open is None or self._open[0] != kind:
@@ -151,7 +126,7 @@ class ChatDialogue(Dialogue):
     def _start_call(self, ident: str, name: str) -> None:
         self._fresh.append({"type": "tool-input-start", "toolCallId": ident, "toolName": name})
 
-    def _done(self, done: Done) -> None:
+    def _finish(self, done: Done) -> None:
         self._begin()
         self._close()
         told = {ident for ident, _, _ in self._calls.values()}
@@ -182,10 +157,9 @@ class ChatDialogue(Dialogue):
             "queueMs": usage.queue_ms,
         }
         reason = FINISH.get(done.reason, "other")
-        ours = {_camel(name): value for name, value in (noted([done]) | self._hints.told).items()}
+        ours = {_camel(name): value for name, value in self.notes([done]).items()}
         ending = {"finishReason": reason, "messageMetadata": {"usage": counted, **ours}}
         self._fresh.append({"type": "finish", **ending})
-        self.over = True
 
 
 def _camel(name: str) -> str:

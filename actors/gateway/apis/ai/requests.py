@@ -15,6 +15,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from ramify.actors.gateway.apis.openai.effort import Asked, ThinkingEffort, thinking
+from ramify.actors.gateway.apis.openai.requests import AnySeed, Penalty, Stops, sampling_of
 from ramify.actors.gateway.apis.openai.retention import Retention
 from ramify.actors.gateway.apis.pictures import NO_PICTURES, RequestPictures
 from ramify.actors.gateway.port.interfaces import Served
@@ -29,8 +30,6 @@ NO_LIMIT = 2**31 - 1  # tokens: what the context has room for
 RequestId = Annotated[str, Meta(min_length=1, max_length=256)]
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 _Headers = Annotated[dict[str, Annotated[str, Meta(max_length=4096)]], Meta(max_length=64)]
-_Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-_Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class UiPart(msgspec.Struct, frozen=True, rename="camel"):
@@ -95,11 +94,11 @@ class CallSettings(
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     top_k: TopK | None = None
     min_p: MinP | None = None
-    presence_penalty: _Penalty | None = None
-    frequency_penalty: _Penalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop_sequences: Annotated[list[_Stop], Meta(max_length=16)] | None = None
+    seed: AnySeed | None = None
+    stop_sequences: Stops | None = None
     tools: (
         Annotated[dict[_Name, ToolDescription], Meta(max_length=1024)]
         | Annotated[list[JsonObject], Meta(max_length=1024)]
@@ -162,18 +161,7 @@ class CallSettings(
 
     def sampling(self) -> dict[str, Any]:
         """The fields of `generate` that are set."""
-        given = {
-            "temperature": self.temperature,
-            "top_p": max(self.top_p, 1e-20) if self.top_p is not None else None,  # 0: the likeliest
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "repetition_penalty": self.repetition_penalty,
-            "seed": None if self.seed is None else self.seed % 2**63,
-            "stop": self.stop_sequences,
-        }
-        return {name: value for name, value in given.items() if value is not None}
+        return sampling_of(self, self.stop_sequences)
 
 
 class Envelope(msgspec.Struct, frozen=True, rename="camel"):

@@ -17,7 +17,7 @@ from ramify.actors.gateway.apis.anthropic.blocks import (
 )
 from ramify.actors.gateway.apis.anthropic.tools import MOST_TOOLS, ToolChoice, ToolParam
 from ramify.actors.gateway.apis.openai.effort import ThinkingEffort, thinking
-from ramify.actors.gateway.apis.openai.requests import Struct
+from ramify.actors.gateway.apis.openai.requests import Stops, Struct, sampling_of
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import InvalidField
 from ramify.protocol.sampling import TopK, check_temperature
@@ -25,7 +25,6 @@ from ramify.protocol.wire import Constraint, JsonObject, KvHints, ShortText
 
 LEAST_BUDGET = 1024  # tokens of a thought
 _Tokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-_Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 _Nothing = Annotated[list[Any], Meta(max_length=0)] | None
 KEEPS_THOUGHTS = "clear_thinking_20251015"  # the one edit that may change nothing: `keep` "all"
 
@@ -160,7 +159,7 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     """POST /v1/messages. `max_tokens` 0 only computes the prompt."""
 
     max_tokens: _Tokens
-    stop_sequences: Annotated[list[_Stop], Meta(max_length=16)] | None = None
+    stop_sequences: Stops | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     top_k: TopK | None = None
@@ -180,10 +179,4 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
 
     def sampling(self) -> dict[str, Any]:
         """The fields of `generate` that are set."""
-        given = {
-            "temperature": self.temperature,
-            "top_p": max(self.top_p, 1e-20) if self.top_p is not None else None,  # 0: the likeliest
-            "top_k": self.top_k,
-            "stop": self.stop_sequences,
-        }
-        return {name: value for name, value in given.items() if value is not None}
+        return sampling_of(self, self.stop_sequences)

@@ -8,18 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from ramify.actors.gateway.apis.openai.effort import Asked, ThinkingEffort, switched, thinking
-from ramify.actors.gateway.apis.openai.requests import Struct, seed_of
+from ramify.actors.gateway.apis.openai.requests import Sampling, Struct, sampling_of
 from ramify.actors.gateway.apis.pictures import NO_PICTURES, RequestPictures
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import InvalidField
 from ramify.protocol.json_value import check_json
 from ramify.protocol.pictures import MOST_AT_ONCE
-from ramify.protocol.sampling import MinP, TopK, check_temperature
 from ramify.protocol.wire import ChatMessage, Constraint, JsonObject, KvHints, ShortText, Text, Tools
 
 NO_LIMIT = 2**31 - 1  # tokens: what the context has room for
-_Stop = Annotated[str, Meta(min_length=1, max_length=256)]
-_Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 _Nothing = Annotated[list[Any], Meta(max_length=0)] | None
 
 
@@ -58,19 +55,11 @@ class OllamaMessage(Struct, frozen=True, kw_only=True):
         )
 
 
-class Options(Struct, frozen=True, kw_only=True):
+class Options(Sampling, frozen=True, kw_only=True):
     """How to sample; the others are of Ollama's engine, and change nothing here."""
 
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None  # -1: no limit
-    top_k: TopK | None = None
-    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    min_p: MinP | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     repeat_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
-    presence_penalty: _Penalty | None = None
-    frequency_penalty: _Penalty | None = None
-    stop: _Stop | Annotated[list[_Stop], Meta(max_length=16)] | None = None
     mirostat: Annotated[int, Meta(ge=0, le=0)] | None = None
     tfs_z: Annotated[float, Meta(ge=1.0, le=1.0)] | None = None
     typical_p: Annotated[float, Meta(ge=1.0, le=1.0)] | None = None
@@ -93,9 +82,6 @@ class Options(Struct, frozen=True, kw_only=True):
     use_mlock: bool | None = None
     embedding_only: bool | None = None
 
-    def __post_init__(self) -> None:
-        check_temperature(self.temperature)
-
     @property
     def limit(self) -> int:
         """The most tokens of the answer."""
@@ -103,18 +89,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     def sampling(self) -> dict[str, Any]:
         """The fields of `generate` that are set."""
-        given = {
-            "temperature": self.temperature,
-            "top_p": max(self.top_p, 1e-20) if self.top_p is not None else None,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repeat_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "seed": seed_of(self.seed),
-            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
-        }
-        return {name: value for name, value in given.items() if value is not None}
+        return sampling_of(self, self.stop, repetition_penalty=self.repeat_penalty)
 
 
 class _Asked(Struct, frozen=True, kw_only=True):

@@ -77,9 +77,9 @@ class Answers(Dialogue):
                 out.append(self.last())
         return self._pieces(out)
 
-    def fail(self, error: RamifyError) -> bytes | Response:
+    def fail(self, error: RamifyError) -> bytes | Response | None:
         """See `Dialogue`."""
-        return self._ends([], error)
+        return None if self.over else self._ends([], error)
 
     def end(self, index: int, done: Done) -> bytes:
         """Note that a choice has ended: see `ended`."""

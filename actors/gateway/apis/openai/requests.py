@@ -22,7 +22,7 @@ from ramify.actors.gateway.apis.openai.structural_tags import structural_constra
 from ramify.actors.gateway.port.interfaces import Served
 from ramify.protocol.errors import BadRequest, InvalidField
 from ramify.protocol.json_value import check_json
-from ramify.protocol.sampling import MinP, RepetitionPenalty, Seed, TopK, check_temperature
+from ramify.protocol.sampling import MinP, RepetitionPenalty, TopK, check_temperature
 from ramify.protocol.wire import (
     MOST_PRIORITY,
     Constraint,
@@ -39,9 +39,10 @@ from ramify.protocol.wire import (
 )
 
 MOST_CHOICES = 64  # `n`, and the prompts of one request times `n`
-_Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-_Stop = Annotated[str, Meta(min_length=1, max_length=256)]
-_Stops = _Stop | Annotated[list[_Stop], Meta(max_length=16)] | None
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+AnySeed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Stop = Annotated[str, Meta(min_length=1, max_length=256)]
+Stops = Annotated[list[Stop], Meta(max_length=16)]
 _Prompt = Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 24)]
 Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
 ChoicesOfText = Annotated[list[LongText], Meta(min_length=1, max_length=1024)]
@@ -145,24 +146,49 @@ class TemplateSettings(Struct, kw_only=True, frozen=True):
         return self.enable_thinking if self.enable_thinking is not None else self.thinking
 
 
-class _Settings(Struct, kw_only=True, frozen=True):
+def sampling_of(request: object, stop: str | list[str] | None = None, **more: Any) -> dict[str, Any]:
+    """The fields of `generate` that a request sets: those that APIs call alike, and `more`."""
+    given = {name: getattr(request, name, None) for name in _ALIKE} | more
+    given["stop"] = [stop] if isinstance(stop, str) else stop
+    if given["top_p"] is not None:
+        given["top_p"] = max(given["top_p"], 1e-20)  # 0: the likeliest
+    if given["seed"] is not None:
+        given["seed"] %= 2**63  # ours are not negative
+    return {name: value for name, value in given.items() if value is not None}
+
+
+_ALIKE = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed",
+)  # fmt: skip
+
+
+class Sampling(Struct, kw_only=True, frozen=True):
+    """How to sample, in the words of most APIs."""
+
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: AnySeed | None = None
+    stop: Stop | Stops | None = None
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+
+
+class _Settings(Sampling, kw_only=True, frozen=True):
     """The fields of every request for text."""
 
     model: Annotated[str, Meta(max_length=4096)] | None = None  # the one that is served
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     n: Choices | None = None
-    stop: _Stops = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    presence_penalty: _Penalty | None = None
-    frequency_penalty: _Penalty | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Annotated[str, Meta(max_length=4096)] | None = None
     logit_bias: Annotated[dict[str, float], Meta(max_length=1 << 16)] | None = None  # empty
     # not OpenAI's
-    top_k: TopK | None = None
-    min_p: MinP | None = None
     repetition_penalty: RepetitionPenalty | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
     kv_hints: KvHints | None = None
@@ -176,7 +202,7 @@ class _Settings(Struct, kw_only=True, frozen=True):
     guided_grammar: LongText | None = None
 
     def __post_init__(self) -> None:
-        check_temperature(self.temperature)
+        Sampling.__post_init__(self)
         if self.logit_bias:
             raise InvalidField(
                 "`logit_bias` is not served: constrain the output with `structured_outputs` "
@@ -208,22 +234,8 @@ class _Settings(Struct, kw_only=True, frozen=True):
 
     def sampling(self) -> dict[str, Any]:
         """The fields of `generate` that are set."""
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop
-        given = {
-            "temperature": self.temperature,
-            "top_p": max(self.top_p, 1e-20) if self.top_p is not None else None,  # 0: the likeliest
-            "stop": stop,
-            "seed": seed_of(self.seed),
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "stop_token_ids": self.stop_token_ids,
-            "deadline_ms": self.deadline_ms,
-        }
-        set_ones = {name: value for name, value in given.items() if value is not None}
-        return {**set_ones, "ignore_eos": self.ignore_eos, "priority": self.priority}
+        own = {"stop_token_ids": self.stop_token_ids, "deadline_ms": self.deadline_ms}
+        return sampling_of(self, self.stop, **own, ignore_eos=self.ignore_eos, priority=self.priority)
 
 
 class ChatRequest(_Settings, kw_only=True, frozen=True):
@@ -354,11 +366,6 @@ class CompletionRequest(_Settings, kw_only=True, frozen=True):
         if int in kinds and len(kinds) > 1:
             raise InvalidField("`prompt` mixes token ids and texts: give a list of one kind")
         return cast("list[str | list[int]]", [prompt] if int in kinds else prompt)
-
-
-def seed_of(seed: int | None) -> Seed | None:
-    """Make a seed of ours, which is not negative."""
-    return None if seed is None else seed % 2**63
 
 
 def decode(body: bytes, kind: type[R]) -> R:

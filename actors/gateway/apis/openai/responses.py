@@ -15,6 +15,7 @@ import msgspec
 from ramify.actors.gateway.apis.openai.chat import NO_LIMIT
 from ramify.actors.gateway.apis.openai.dialogue import Vocabulary, noted
 from ramify.actors.gateway.apis.openai.errors import Refused, error_body, of_error
+from ramify.actors.gateway.apis.openai.requests import sampling_of
 from ramify.actors.gateway.apis.openai.response_output import Events, OutputWriter
 from ramify.actors.gateway.apis.openai.response_requests import ResponseRequest, checksum
 from ramify.actors.gateway.apis.openai.retention import Hinted, hinting, seconds_of
@@ -212,9 +213,6 @@ class ResponseDialogue(Dialogue):
         )
         from_ = previous.branch if previous else None
         instructed = previous is not None and bool(previous.instructions)
-        given: dict[str, Any] = {"temperature": request.temperature}
-        if request.top_p is not None:
-            given["top_p"] = max(request.top_p, 1e-20)
         self._instructions = previous.instructions if previous else checksum(request.instructions)
         ops: list[ClientMessage] = [opened, Fork(id=FORK, branch=from_, as_=[branch])]
         hides = previous is not None and not request.stores  # its session may be one that is saved
@@ -239,7 +237,7 @@ class ResponseDialogue(Dialogue):
                 thought_tokens=self._thinking.tokens,
                 constraint=request.constraint,
                 priority=request.priority,
-                **{name: value for name, value in given.items() if value is not None},
+                **sampling_of(request),
             ),
             *hints,
         ]
