@@ -16,14 +16,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
+from types import ModuleType
 from typing import Any
 
 import torch
 from triton import AsyncCompileMode
-from triton.runtime import JITFunction
+from triton.runtime import JITFunction, build
 
 from ramify.gpu.devices import cores
 
+LOAD = "_load_module_from_path"  # of triton.runtime.build: launchers, and more
+_load, _LOADING = getattr(build, LOAD), threading.Lock()
 _MOST_THREADS = 8  # 16 are no faster (docs/log/gpu.md): Triton's own part holds the interpreter lock
 
 
@@ -98,6 +101,21 @@ def _loaded(compile: Callable[[], Any]) -> Any:
     kernel = compile()
     kernel.run  # noqa: B018  # a property that loads it
     return kernel
+
+
+def _apart(name: str, path: str) -> ModuleType:
+    """Load a C module for one thread at a time, into an object of its own.
+
+    Triton 3.6 has one for each kind of launch, all of one name. Python fills a second copy into whatever
+    module has the name: a thread that had just loaded that would launch by the other's function.
+    """
+    own = ModuleType(name)
+    with _LOADING:
+        own.__dict__.update(vars(_load(name, path)))
+    return own
+
+
+setattr(build, LOAD, _apart)
 
 
 def _use(device: torch.device) -> None:

@@ -3,7 +3,10 @@
 In processes of their own, because the other tests have their kernels interpreted.
 """
 
+import shutil
+import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +22,7 @@ import threading, types, torch, triton, triton.language as tl
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from ramify.gpu.startup.compiling import compile_side_by_side, compiling, nothing_launched
+from ramify.gpu.startup.compiling import LOAD, build, compile_side_by_side, compiling, nothing_launched
 
 launched, compiled, threads = [], [], set()
 
@@ -197,3 +200,34 @@ else:
     raise AssertionError("no error")
 """
     )
+
+
+MODULE = """
+#include <Python.h>
+static PyObject *launch(PyObject *self, PyObject *args) { return PyLong_FromLong(NUMBER); }
+static PyMethodDef methods[] = {{"launch", launch, METH_VARARGS, ""}, {0}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "launcher", 0, -1, methods};
+PyMODINIT_FUNC PyInit_launcher(void) { return PyModule_Create(&module); }
+"""
+
+
+@pytest.mark.skipif(
+    not shutil.which("cc") or not Path(sysconfig.get_paths()["include"], "Python.h").exists(),
+    reason="needs a C compiler and Python's headers",
+)
+def test_c_modules_of_one_name_stay_apart(imported: Forked, tmp_path: Path) -> None:
+    """As with Triton's launchers: the second copy of one module must not change another's functions."""
+    (tmp_path / "launcher.c").write_text(MODULE)
+    for number in (1, 2):
+        told = [f"-DNUMBER={number}", "-I" + sysconfig.get_paths()["include"], "launcher.c"]
+        command = ["cc", "-shared", "-fPIC", *told, "-o", f"{number}.so"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+    done = imported.run(
+        """
+load = getattr(build, LOAD)
+first, second, again = (load("launcher", f"./{n}.so") for n in (1, 2, 1))
+print(first.launch(), second.launch(), again.launch())
+""",
+        tmp_path,
+    )
+    assert done == (0, "1 2 1\n"), done.said
