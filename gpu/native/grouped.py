@@ -83,7 +83,7 @@ def pack_groups(
 ) -> PackedGroups:  # fmt: skip
     """codes int8 [outputs, inputs], 4 bits with offsets 0 or more; scales, offsets [outputs, groups].
 
-    `gated`, `padding`: as for `linear.pack_weight`; `stacked`: as for `linear.panel_order`.
+    `gated`, `stacked`: as for `linear.panel_order`; `padding`: what outputs that pad the last panel are.
     """
     grouping = Grouping(bits, offsets is not None)
     outputs, inputs = codes.shape

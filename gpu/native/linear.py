@@ -64,28 +64,6 @@ class PackedWeight:
     outputs: int
 
 
-def pack_weight(
-    weight: Tensor, bias: Tensor | None, isa: Isa, gated: bool = False, padding: float = 0.0
-) -> PackedWeight:
-    """weight [outputs, inputs]. `gated`: a gate's rows, then as many of `up`, are mixed by half panels.
-
-    `padding`: what outputs that pad the last panel are.
-    """
-    outputs, inputs = weight.shape
-    weight = weight.float()
-    order = panel_order(outputs, gated)
-    padded = torch.zeros((len(order), padded_inputs(inputs)))
-    known = order >= 0
-    padded[known, :inputs] = weight[order[known]]
-    scales = padded.abs().amax(1) / 127
-    small = torch.where(scales > 0, scales, 1.0)
-    quantised = (padded / small[:, None]).round_().to(torch.int8)
-    sums = quantised.sum(1, dtype=torch.int32) * -isa.offset
-    panels = quantised.view(-1, PANEL, padded.shape[1] // 4, 4).transpose(1, 2).contiguous()
-    bias = panel_bias(bias, order, padding)
-    return PackedWeight(panels, scales, sums, bias, padded.shape[1], len(order))
-
-
 def panel_bias(bias: Tensor | None, order: Tensor, padding: float = 0.0) -> Tensor | None:
     """In the order of panels; None if there is none, and nothing that `padding` is given to."""
     known = order >= 0

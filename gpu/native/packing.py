@@ -1,9 +1,9 @@
 """Kernels that bring a checkpoint's weights into the form that products read, an item a panel.
 
 Blocks of GGUF files keep their codes (but Q6_K, whose groups of 16 become 8 bits in groups of 32);
-floats are rounded to 8 bits, a scale for each output. What comes out equals `grouped.pack_groups` and
-`linear.pack_weight` to the last bit. The layouts are those of ggml's `ggml-common.h`. A table has the
-address of each output's row, so that merged, turned and gated weights are read where they are.
+floats are rounded to 8 bits, a scale for each output. What comes out equals `grouped.pack_groups`, and
+`pack_weight` of its tests, to the last bit. The layouts are those of ggml's `ggml-common.h`. A table has
+the address of each output's row, so that merged, turned and gated weights are read where they are.
 """
 
 from collections.abc import Callable, Iterator

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ramify.gpu.native.host import Isa, host_isa
 from ramify.gpu.native.kernels import Kernels, Quantised, empty_quantised
-from ramify.gpu.native.linear import ROW_BLOCK, pack_weight
+from ramify.gpu.native.linear import ROW_BLOCK
 from ramify.gpu.native.threads import Crew, Recording, Words, aligned
+from tests.gpu.native.packed import pack_weight
 
 
 def count_of(number: int) -> Words:

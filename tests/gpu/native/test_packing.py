@@ -7,7 +7,7 @@ import torch
 from ramify.gpu.native.grouped import PackedGroups, pack_groups
 from ramify.gpu.native.host import Isa
 from ramify.gpu.native.kernels import Kernels, table_kind
-from ramify.gpu.native.linear import PackedWeight, pack_weight
+from ramify.gpu.native.linear import PackedWeight
 from ramify.gpu.native.packer import Packer
 from ramify.gpu.native.threads import Crew, Recording, aligned
 from ramify.gpu.ops.linear.base import Linear, PlainWeight, Use
@@ -15,6 +15,7 @@ from ramify.gpu.ops.linear.blocks import BlockWeight
 from ramify.gpu.ops.linear.grouped import GROUP, grouped, joined
 from ramify.gpu.ops.linear.packed import CpuForms, cpu_weight, looked_up, table_weight
 from tests.gguf_files import KINDS, blocks
+from tests.gpu.native.packed import pack_weight
 
 INPUTS = 512
 # kinds of merged weights, what they become, how the product is used
