@@ -314,7 +314,8 @@ class ScheduleConfig(Settings, frozen=True, kw_only=True):
     ageing: Annotated[
         float,
         Setting(
-            "cached tokens that one token of waiting is worth, among requests of one session",
+            "of one session's requests the one with most cached tokens goes first; so many are added "
+            "for each token that the server computes while a request waits",
             low=0,
             high=1e6,
         ),

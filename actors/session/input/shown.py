@@ -19,8 +19,8 @@ def with_pictures(
     parts = list[PendingPart]()
     if decoder is None:
         raise BadRequest(
-            "the model takes no pictures, or not as it is served (those that see do so in floats, and "
-            "in one process): leave `images` out"
+            "this server takes no pictures (`pictures_reason` in /v1/info says why, if its model could)"
+            ": leave `images` out"
         )
     marks = sum(part.text.count(MARK) for part in pending.parts)
     if marks != len(images):
