@@ -1,7 +1,7 @@
-"""The one interface of attention: an executor plans a step on the host, then every layer calls `attend`.
+"""The interface of attention back ends: a step is planned on the host, then each layer calls `attend`.
 
 The keys and values of a step's new tokens are stored before `attend` is called. A back end for CUDA
-never waits for the device, and a CUDA graph can hold what it launches for decodes.
+never waits for the device, and a CUDA graph can hold its launches for decodes.
 """
 
 from typing import Protocol
@@ -17,14 +17,14 @@ from ramify.gpu.step.staging import Array
 
 
 class AttentionBackend(Protocol):
-    """Causal attention of each token over its own sequence, through the page table."""
+    """Interface: causal attention of each token over its own sequence, through the page table."""
 
     static_extends: bool
-    """Whether a graph may hold extends. They are padded then, and so are the arrays of `plan`: zeros
-    follow the step's own, up to what `room` says."""
+    """Whether a graph may hold extends. Then extends are padded, and so are the arrays of `plan`: zeros
+    follow the step's own, up to the size of `room`."""
 
     def room(self, bucket: Bucket) -> Plan:
-        """Zeros, as large as the plan of a step in `bucket` can be.
+        """Make zeros, as large as the plan of a step in `bucket` can be.
 
         Zeros mean that a step has no extends, and that no keys are shared. An empty plan for a grouped
         bucket means that so many decodes are never grouped.
@@ -37,8 +37,8 @@ class AttentionBackend(Protocol):
         A step with extends: how they are cut into work. A step of decodes alone: which of them share
         keys; the arrays' shapes follow the bucket, and without groups (`groups.is_grouped`) each
         decode reads all of its own keys. Planning decodes again is cheap while the rows stay the same.
-        What the step adds to the page table is sent to the device first. `captured`: a graph runs the
-        step; its arrays are as large as `room` says.
+        The step's new page table entries are sent to the device first. `captured`: a graph runs the
+        step, and the arrays are as large as `room`.
         """
         ...
 
@@ -50,7 +50,7 @@ class AttentionBackend(Protocol):
         ...
 
     def unlike_decodes(self, most: int) -> list[int]:
-        """Some numbers of decodes, up to `most`, that together launch every variant of every kernel.
+        """List numbers of decodes, up to `most`, that together launch every variant of every kernel.
 
         They are for loading the kernels of steps without a graph. Empty: the captured sizes launch
         them all.
@@ -58,5 +58,5 @@ class AttentionBackend(Protocol):
         ...
 
     def attend(self, q: Tensor, kv: LayerKV, step: StepInputs[Tensor], spec: AttentionSpec) -> Tensor:
-        """q [T, heads, D] over the keys and values of one layer -> [T, heads * D]."""
+        """Attend: q [T, heads, D] over the keys and values of one layer -> [T, heads * D]."""
         ...

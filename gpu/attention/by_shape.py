@@ -1,6 +1,6 @@
-"""Back ends side by side, where layers differ in heads, head sizes or pages: one for each shape.
+"""A back end for each shape, where layers differ in heads, head sizes or pages.
 
-Their plans travel with the step as one. The first one's arrays keep their names, and so do slots of
+Their plans are merged into one. The arrays of the first back end keep their names, and so do slots of
 window pages; all others get a number.
 """
 
@@ -18,7 +18,7 @@ from ramify.gpu.step.staging import Array
 
 
 class AttentionByShape:
-    """`parts`: the back end of each shape; decodes may share keys in the first one alone."""
+    """A back end of several. `parts`: one for each shape; decodes share keys in the first one alone."""
 
     def __init__(self, parts: list[tuple[AttentionShape, AttentionBackend]]) -> None:
         self._parts = [part for _, part in parts]
@@ -58,7 +58,7 @@ class AttentionByShape:
 
 
 def _part_of(step: StepInputs[Tensor], number: int) -> StepInputs[Tensor]:
-    """The step as the part of that number planned it."""
+    """Return the step with the plan of the part of that number."""
     if not number:
         return step
     ending = f"/{number}"

@@ -1,4 +1,4 @@
-"""FlashInfer's kernels as a back end: FA3 or FA2 for extends, its paged decode for decodes.
+"""The back end of FlashInfer's kernels: FA3 or FA2 for extends, its paged decode for decodes.
 
 FlashInfer (Ye et al. 2025) plans on the host: `plan` cuts a step into work items and copies them to
 the device in the order of the stream, and the layers share them. It reads host arrays and the page
@@ -31,9 +31,9 @@ _TILE = 128  # queries that a program of FA3 takes at once, of one head
 
 
 def _scratch_bytes(extend: str, decode: str, shape: AttentionShape, multiprocessors: int) -> int:
-    """Memory for the partial results of keys that are split.
+    """Compute the memory for partial results where keys are split.
 
-    FA3 splits no keys and needs none; 16 bytes stand for that. FA2 splits until each multiprocessor has
+    FA3 splits no keys and needs none: it gets 16 bytes. FA2 splits until each multiprocessor has
     two programs, each with a float32 tile of 128 lines.
     """
     if (extend, decode) == ("fa3", "triton"):
@@ -43,11 +43,11 @@ def _scratch_bytes(extend: str, decode: str, shape: AttentionShape, multiprocess
 
 
 class FlashInferPaged:
-    """`pages` int32[rows, columns] is the page table on the device.
+    """FlashInfer's back end. `pages` int32[rows, columns]: the page table on the device.
 
     `extend`: "fa3" or "fa2". `decode`: "flashinfer", or "triton" for the kernels of `TritonPaged`,
     which need no plan; then those also serve small steps with extends. Keys in 8-bit floats are widened
-    for it first (`WidenedKeys`); those that are not are Triton's, too.
+    first (`WidenedKeys`); where they are not, Triton's kernels serve.
     """
 
     # Tiles for each multiprocessor from which FA3 is worth its plan, 0.3 to 0.9 ms of the host's time:
@@ -91,7 +91,7 @@ class FlashInferPaged:
         return self._triton.room(bucket)
 
     def plan(self, step: StepRows, bucket: Bucket, captured: bool) -> Plan:
-        """Triton's plan if it is to serve the step, else nothing: FlashInfer keeps its own.
+        """Make Triton's plan if it is to serve the step; else nothing: FlashInfer keeps its own.
 
         With FlashInfer's own decode, the decodes beside extends are runs of one token.
         """
@@ -137,9 +137,9 @@ class FlashInferPaged:
         return merged
 
     def _paged(self, kv: LayerKV) -> "tuple[Tensor, Tensor]":
-        """k and v as [pages, page_size, kv_heads, D]; made once for a layer.
+        """View k and v as [pages, page_size, kv_heads, D]; made once for a layer.
 
-        The padding slot is the first of a page that no view holds; kernels reach it by its number.
+        The padding slot is the first of a page beyond the views; kernels reach it by its number.
         """
         views = self._views.get(kv.k.data_ptr())
         if views is None:
@@ -151,9 +151,9 @@ class FlashInferPaged:
 
 
 class _Planner:
-    """Keeps a plan from overwriting the pinned buffer while the plan before it is still copied.
+    """Guard of the pinned buffer, which a plan must not overwrite while the last one is being copied.
 
-    A plan is copied to the device in the order of the stream, behind the steps before it. The copy is
+    A plan is copied to the device in the order of the stream, after the steps before it. The copy is
     over long before a third step is planned, so `begin` returns at once.
     """
 
@@ -170,7 +170,7 @@ class _Planner:
 
 
 def _hosted(array: Ints, device: torch.device) -> Tensor:
-    """int32 on the host, pinned where it is to be copied to the device without waiting for it."""
+    """Copy to int32 on the host, pinned if the device copies it without waiting."""
     host = torch.from_numpy(array.astype(np.int32))
     return host.pin_memory() if device.type == "cuda" else host
 
@@ -180,7 +180,7 @@ def _indptr(counts: Ints) -> Ints:
 
 
 class _Extends:
-    """Runs of new tokens over cached prefixes and themselves: one wrapper for each window."""
+    """FlashInfer's wrappers for extends, one for each window."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class _Extends:
         self._tokens = 0
 
     def plan(self, rows: Ints, starts: Ints, counts: Ints, begins: Ints | int = 0) -> None:
-        """Sequence i runs positions [starts[i], starts[i] + counts[i]) of row rows[i].
+        """Plan sequences: i runs positions [starts[i], starts[i] + counts[i]) of row rows[i].
 
         `begins`: the column of its first page.
         """
@@ -225,13 +225,13 @@ class _Extends:
         self._planner.end()
 
     def run(self, q: Tensor, paged: "tuple[Tensor, Tensor]", output: Tensor, window: int | None) -> None:
-        """The planned tokens, the first of q, into the first of `output`: both [T, heads, D]."""
+        """Attend for the planned tokens, the first of q, into the first of `output`: [T, heads, D]."""
         self._wrappers[window].run(q[: self._tokens], paged, out=output[: self._tokens])
 
     def _page_lists(self, rows: Ints, used: Ints, begins: Ints | int) -> "tuple[Ints, Tensor]":
-        """Where each sequence's list of pages begins, and the tensor that holds the lists.
+        """Find where each sequence's list of pages begins, and the tensor that holds the lists.
 
-        FA3 is given the lengths apart from the lists, so the lists may stay in the page table. FA2
+        FA3 takes the lengths apart from the lists, so the lists may stay in the page table. FA2
         takes the beginning of a list for the end of the list before, so they are packed for it.
         """
         if not self._compact:
@@ -245,7 +245,7 @@ class _Extends:
 
 
 class _DecodeWrappers:
-    """Steps of decodes alone, one wrapper for each size of a CUDA graph.
+    """FlashInfer's wrappers for steps of decodes alone, one for each size of a CUDA graph.
 
     A graph holds the addresses that its wrapper was made with; a plan rewrites what lies there.
     """
@@ -271,7 +271,7 @@ class _DecodeWrappers:
         self._planner = _Planner(pages.device)
 
     def plan(self, rows: Ints, positions: Ints) -> None:
-        """One decode for each of `rows`. Their number is a size that is captured, or will be next."""
+        """Plan a decode for each of `rows`. Their number is a captured size, or the next to be."""
         self._planner.begin()
         count = self._size = len(rows)
         width = count // 4 * 4 + 4
@@ -291,7 +291,7 @@ class _DecodeWrappers:
     def _plan_one(
         self, window: int | None, host: "tuple[Tensor, Tensor]", device: "tuple[Tensor, Tensor]"
     ) -> None:
-        """`host` and `device` hold the same: where each list begins, and how full its last page is."""
+        """Plan one window. `host`, `device`: where each list begins, and how full its last page is."""
         key = self._size, window
         options = {"window_left": _left(window), "q_data_type": self._dtype}
         nothing = self._indices[:0]  # the lists are in place
@@ -315,5 +315,5 @@ class _DecodeWrappers:
 
 
 def _left(window: int | None) -> int:
-    """FlashInfer counts the positions before a token's own; -1: all."""
+    """Convert a window to FlashInfer's number of positions before a token's own; -1: all."""
     return -1 if window is None else window - 1

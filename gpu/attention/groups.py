@@ -1,10 +1,10 @@
-"""Which decoding rows read the same pages: groups for an attention pass that reads them once.
+"""Groups of decoding rows that share pages, for an attention pass that reads these once.
 
 Two branches of one tree hold the same page at an index of their page tables if and only if all tokens
 before it are the same, so comparing one page tells whether two rows share so much. The page tables form
 a trie, and its nodes are the candidates for groups. Where a fork lies within a fork, the depth that
 saves most reads is taken. All lines are compared at once, in numpy, and only when the set of rows
-changes. Knows page tables, neither tensors nor kernels.
+changes. This file knows page tables, neither tensors nor kernels.
 """
 
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ _STEP = 64  # a stretch of keys is a multiple of this
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """What pays, in tokens, and how a pass is cut. Measured: see docs/log/gpu.md.
+    """Limits from which groups pay, in tokens, and the cuts of a pass. Measured: see docs/log/gpu.md.
 
-    `least_depth`: shorter prefixes are left to the plain pass. `least_saved`: reads that the whole
-    step must be spared. `least_members`: of one group. `tile_lines`: lines of one work item.
+    `least_depth`: shorter prefixes are left to the plain pass. `least_saved`: reads that groups must
+    save in the whole step. `least_members`: of one group. `tile_lines`: lines of one work item.
     `items`: how many items are wanted at once, so that they fill the device.
     """
 
@@ -40,13 +40,13 @@ class GroupLimits:
     items: int
 
     def capacity(self, size: int) -> int:
-        """Items that a step of `size` lines can need: `items` stretches and every group's last."""
+        """Count items that a step of `size` lines can need: `items` stretches, each group's last."""
         return self.items + size // self.least_members + size // self.tile_lines
 
 
 @dataclass(slots=True)
 class Groups:
-    """G groups. Group g is the next counts[g] of `members`, which share `depths[g]` pages."""
+    """A set of G groups. Group g is the next counts[g] of `members`, which share `depths[g]` pages."""
 
     members: Ints  # indices of lines
     counts: Ints  # [G]
@@ -67,11 +67,11 @@ class GroupArrays:
     own: Int32s  # [size, 4]
 
     def named(self) -> Plan:
-        """As the fields of a step."""
+        """Name the arrays as fields of a step."""
         return {"shared_items": self.items, "members": self.members, "own": self.own}
 
     def of_runs(self, firsts: Ints, counts: Ints, lines: int, size: int) -> "GroupArrays":
-        """The groups of a step's `size` lines, where these are of runs: lines that one program takes.
+        """Expand groups of runs to groups of a step's `size` lines; a run is lines of one program.
 
         Run i is the next counts[i], at most `lines`, from line firsts[i] on. A run fills the places of
         `lines` lines of an item, the last of them twice, so that those of a run follow each other.
@@ -92,7 +92,7 @@ def is_grouped(plan: Plan) -> bool:
 
 
 class Grouper:
-    """Keeps the groups of the last set of rows."""
+    """Finder of groups, which keeps those of the last set of rows."""
 
     def __init__(self, table: RowTable, limits: GroupLimits) -> None:
         self._table = table
@@ -102,9 +102,9 @@ class Grouper:
         self._arrays: GroupArrays | None = None
 
     def arrays(self, rows: Ints, starts: Ints, size: int) -> GroupArrays | None:
-        """The groups of lines that decode at positions `starts` of `rows`, padded to `size` lines.
+        """Find groups of lines that decode at positions `starts` of `rows`, padded to `size` lines.
 
-        None if groups would not pay. The same arrays come back as long as nothing changes.
+        None if groups would not pay. Returns the same arrays as long as nothing changes.
         """
         if size < self.limits.least_members:
             return None
@@ -131,7 +131,7 @@ class Grouper:
 
 
 def no_groups(size: int, limits: GroupLimits) -> GroupArrays:
-    """A step in which every line reads all of its keys itself."""
+    """Make the arrays of a step in which every line reads all of its keys itself."""
     return GroupArrays(
         items=np.zeros((limits.capacity(size), ITEM_FIELDS), dtype=np.int32),
         members=np.zeros(size, dtype=np.int32),
@@ -142,7 +142,7 @@ def no_groups(size: int, limits: GroupLimits) -> GroupArrays:
 def find_groups(
     pages: PageTable, rows: Ints, reach: Ints, least_depth: int, least_members: int = 2
 ) -> Groups:
-    """Groups of lines that share at least `least_depth` whole pages.
+    """Find groups of lines that share at least `least_depth` whole pages.
 
     pages int32[rows, columns]; line i is row rows[i] and may share its first reach[i] pages. The lines
     of a group hold the same page at index depth - 1, so the tokens before it are the same. Their
@@ -163,7 +163,7 @@ def find_groups(
 
 @dataclass(slots=True)
 class _Level:
-    """Nodes of the trie, each with at least the wanted number of lines below it."""
+    """A level of the trie: nodes, each with at least the wanted number of lines below it."""
 
     lines: Ints  # node after node
     counts: Ints  # [N]
@@ -174,7 +174,7 @@ class _Level:
 def _trie(
     pages: PageTable, rows: Ints, reach: Ints, least_depth: int, least_members: int
 ) -> list[_Level]:
-    """The page tables' trie, level by level: where lines part, a level ends."""
+    """Build the page tables' trie, level by level: a level ends where lines part."""
     levels: list[_Level] = []
     lines = np.flatnonzero(reach >= least_depth)
     owners = np.zeros(len(lines), dtype=np.int64)
@@ -202,7 +202,7 @@ def _trie(
 
 
 def _common(pages: PageTable, rows: Ints, reach: Ints, counts: Ints, known: Ints) -> Ints:
-    """How many pages all lines of each node share, at least `known`.
+    """Count the pages that all lines of each node share, at least `known`.
 
     Two lines of each node are compared first. Most nodes part where these two do, and then one look at
     all lines confirms it.
@@ -222,7 +222,7 @@ def _common(pages: PageTable, rows: Ints, reach: Ints, counts: Ints, known: Ints
 
 
 def _common_of_two(flat: Int32s, one: Ints, other: Ints, low: Ints, high: Ints) -> Ints:
-    """The same for pairs of page tables that begin past `one` and `other`, at most `high`."""
+    """Count the pages that pairs of page tables, at `one` and `other`, share: `low` to `high`."""
     pairs = np.arange(len(one))
     while (low < high).any():
         step = (high - low + _PROBES - 1) // _PROBES
@@ -236,7 +236,7 @@ def _common_of_two(flat: Int32s, one: Ints, other: Ints, low: Ints, high: Ints) 
 
 
 def _choose(levels: list[_Level]) -> list[npt.NDArray[np.bool_]]:
-    """Which nodes are groups: no line is in two, and most page reads are saved."""
+    """Choose the nodes that become groups: no line is in two, and most page reads are saved."""
     below: list[Ints] = []  # what the nodes' children can save
     saved = np.empty(0, dtype=np.int64)
     parents = saved

@@ -1,4 +1,4 @@
-"""Rows of the page table packed one after another, as kernels with `indptr` and `indices` read them."""
+"""A kernel that packs rows of the page table for kernels which read `indptr` and `indices`."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
 
@@ -11,7 +11,7 @@ _PROGRAMS = 8  # of one sequence
 
 
 def fill_page_lists(pages: Tensor, rows: Tensor, indptr: Tensor, indices: Tensor) -> None:
-    """indices[indptr[i] : indptr[i + 1]] = the first pages of row rows[i].
+    """Set indices[indptr[i] : indptr[i + 1]] to the first pages of row rows[i].
 
     pages int32[rows, columns]; rows int32[B], indptr int32[B + 1], all on the device. The host
     sends the lengths alone: 64 lists of 4,096 pages are a MiB.

@@ -1,7 +1,7 @@
-"""The attention back ends, and which of them serves a model on this machine.
+"""The attention back ends, and the choice of one for a model on this machine.
 
-A `KernelChoice` says why it was made. If what was asked for cannot be had, an error says what to do.
-This file does not know how the kernels work.
+A `KernelChoice` says why it was made. If the back end that is asked for cannot serve, an error says what
+to do. This file does not know how the kernels work.
 """
 
 import importlib.util
@@ -30,7 +30,7 @@ _HOPPER = (9, 0)  # FA3 is written for its matrix instructions and runs nowhere 
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """Which kernels serve. `extend`: "torch", "triton", "fa2" or "fa3"; the last two are FlashInfer's.
+    """The chosen kernels. `extend`: "torch", "triton", "fa2" or "fa3"; the last two are FlashInfer's.
 
     `decode`: "torch", "triton" or "flashinfer".
     """
@@ -43,7 +43,7 @@ class KernelChoice:
 
     @property
     def name(self) -> str:
-        """As logs and `ExecutorInfo` show it."""
+        """The name that logs and `ExecutorInfo` show."""
         if self.deterministic:
             return f"{self.extend}, deterministic"
         if self.extend == self.decode:
@@ -58,10 +58,10 @@ class KernelChoice:
         pages: Tensor | None = None,
         windows: Tensor | None = None,
     ) -> AttentionBackend:
-        """The back end, which reads the page tables in `table` on the host, or in `pages` on the device.
+        """Make the back end, which reads page tables in `table` on the host or `pages` on the device.
 
-        `shapes`: see `choose`. pages int32[rows, columns]: what torch does without. `windows`: the same
-        of window pages.
+        `shapes`: see `choose`. pages int32[rows, columns]: torch does without. `windows`: the same of
+        window pages.
         """
         # decodes share keys in layers without a window, and in the first part alone
         ordered = sorted(shapes, key=lambda shape: None not in shape.windows)
@@ -74,7 +74,7 @@ class KernelChoice:
 
     @property
     def kind(self) -> str:
-        """Its key in `BACK_ENDS`."""
+        """The key in `BACK_ENDS`."""
         if self.deterministic:
             return "deterministic"
         return "flashinfer" if self.extend in ("fa2", "fa3") else self.extend
@@ -155,7 +155,7 @@ def choose(
     device: torch.device,
     deterministic: bool = False,
 ) -> KernelChoice:
-    """`asked` as of `--attention`; `shapes`: those of the layers. Raises ModelError if it cannot be had.
+    """Choose by `asked`, of `--attention`, for layers of `shapes`. Raises ModelError: it cannot serve.
 
     "auto" on CUDA is Triton, and FA3 for extends where FlashInfer's kernels are at hand on a
     Hopper GPU: see docs/log/gpu.md for the measurements.
@@ -200,7 +200,7 @@ def choose(
 
 
 def _deterministic(asked: str, shapes: Sequence[AttentionShape], device: torch.device) -> KernelChoice:
-    """Only Triton's kernels: results of torch's products and of FlashInfer depend on the batch."""
+    """Choose Triton's kernels: results of torch's products and of FlashInfer depend on the batch."""
     if asked not in ("auto", "triton"):
         raise ModelError(f"--deterministic runs on Triton kernels: leave --attention {asked} out")
     obstacle = triton_obstacle(shapes, device)
@@ -211,7 +211,7 @@ def _deterministic(asked: str, shapes: Sequence[AttentionShape], device: torch.d
 
 
 def _automatic(obstacle: str | None, shape: AttentionShape, device: torch.device) -> KernelChoice:
-    """FlashInfer only if its kernels are built: a server does not compile for minutes unasked."""
+    """Choose FlashInfer only if its kernels are built: a server does not compile for minutes unasked."""
     if obstacle is None and not _is_hopper(device):
         obstacle = "its FA2 is no faster, and the GPU is not a Hopper, which FA3 needs"
     fault = _import_fault() if obstacle is None else None
@@ -232,7 +232,7 @@ def _automatic(obstacle: str | None, shape: AttentionShape, device: torch.device
 
 
 def triton_obstacle(shapes: Sequence[AttentionShape], device: torch.device) -> str | None:
-    """Why the Triton kernels cannot serve a model with such layers here, None if they can."""
+    """Say why the Triton kernels cannot serve a model with such layers here; None: they can."""
     for shape in shapes:
         if shape.value_dim is not None:
             turned = shape.head_dim - shape.value_dim
@@ -255,12 +255,12 @@ def triton_obstacle(shapes: Sequence[AttentionShape], device: torch.device) -> s
 
 
 def _reads_codes(shape: AttentionShape, asked: str) -> bool:
-    """Whether FlashInfer is given keys in fp8, widened: for prompts alone."""
+    """Whether FlashInfer gets keys in fp8, widened: for prompts alone."""
     return asked == "auto" and shape.windows == [None]
 
 
 def _flashinfer_obstacle(shape: AttentionShape, device: torch.device, reads_codes: bool) -> str | None:
-    """Why FlashInfer cannot serve this model here, compiled or not."""
+    """Say why FlashInfer cannot serve this model here, compiled or not; None: it can."""
     if device.type != "cuda":
         return "it runs on CUDA devices only"
     if torch.cuda.get_device_capability(device) < (8, 0):
@@ -283,7 +283,7 @@ def _flashinfer_obstacle(shape: AttentionShape, device: torch.device, reads_code
 
 
 def _import_fault() -> str | None:
-    """Why the parts of FlashInfer that are used cannot be imported, None if they can."""
+    """Say why the parts of FlashInfer that are used cannot be imported; None: they can."""
     for part in ("flashinfer", "flashinfer.jit", "flashinfer.jit.env", *_LOADERS.values()):
         try:
             import_module(part)
@@ -293,7 +293,7 @@ def _import_fault() -> str | None:
 
 
 def _load_fault(kernels: "list[_Kernel]") -> str | None:
-    """Load compiled kernels. Returns why that fails, None if it does not.
+    """Load compiled kernels. Returns why that fails; None: it does not.
 
     FlashInfer reads templates of its sources even for compiled kernels. An installation without them
     can be imported, and would end the server at its first step.
@@ -318,7 +318,7 @@ def _kind(shape: AttentionShape) -> str:
 
 
 class _Kernel(NamedTuple):
-    """A compiled module of FlashInfer's: `kind` is "prefill" or "decode"."""
+    """A module of FlashInfer's: `kind` is "prefill" or "decode"."""
 
     kind: str
     args: tuple[Any, ...]
@@ -329,7 +329,7 @@ _REINSTALL = "install flashinfer-python again"
 
 
 def _kernels(extend: str, decode: str, shape: AttentionShape) -> list[_Kernel]:
-    """The kernels that would run."""
+    """List the kernels that would run."""
     found, dtype = [], shape.dtype
     for windowed in {window is not None for window in shape.windows}:
         common = (dtype, dtype, dtype, torch.int32, shape.head_dim, shape.head_dim, 0, windowed, False)
@@ -341,7 +341,7 @@ def _kernels(extend: str, decode: str, shape: AttentionShape) -> list[_Kernel]:
 
 
 def _is_built(kernel: _Kernel) -> bool:
-    """Whether a module needs no compiler: shipped, or compiled by an earlier start."""
+    """Whether a module needs no compiler: it was shipped, or compiled by an earlier start."""
     module = getattr(import_module("flashinfer.jit"), f"get_batch_{kernel.kind}_uri")(*kernel.args)
     env = import_module("flashinfer.jit.env")
     library = f"{module}/{module}.so"

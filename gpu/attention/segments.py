@@ -1,10 +1,10 @@
-"""Which KV slots each decoding sequence reads, cut into runs that can be read in place.
+"""The KV slots of decoding sequences, cut into runs that can be read in place.
 
 Copying keys and values out of the pool costs more than attending to them (16 sequences of 512
 tokens: 14 ms a layer against 0.7 ms), so slots that lie side by side are read as a view, and a
-run that several sequences share (the prefix of a fork) is read once for all of them. What is left,
-short runs in no order, is gathered and padded. Attention over the parts is merged afterwards by
-their log-sum-exp. Pure numpy; this file knows slots, not tensors.
+run that several sequences share (the prefix of a fork) is read once for all of them. The rest, short
+runs in no order, is gathered and padded. Attention over the parts is merged afterwards by their
+log-sum-exp. Pure numpy; this file knows slots, not tensors.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ SHORTEST_RUN = 48  # tokens below which a call of its own costs more than gather
 
 @dataclass(slots=True)
 class SlotRun:
-    """Slots [start, stop), read by the sequences `readers` (indices into the decodes)."""
+    """A run of slots [start, stop), read by the sequences `readers` (indices into the decodes)."""
 
     start: int
     stop: int
@@ -29,7 +29,7 @@ class SlotRun:
 
 @dataclass(slots=True)
 class Segments:
-    """All keys of all decodes: each is in exactly one run of its sequence or in its rest."""
+    """The keys of all decodes: each is in exactly one run of its sequence or in its rest."""
 
     runs: list[SlotRun]
     readers: Slots  # [R] sequences that have a rest
@@ -57,7 +57,7 @@ def cut(slots: list[Slots], padding_slot: int, shortest: int = SHORTEST_RUN) -> 
 
 
 def _runs(slots: Slots) -> list[tuple[int, int]]:
-    """[first, last) index ranges over which the slots are consecutive."""
+    """Find the index ranges [first, last) over which the slots are consecutive."""
     if slots[-1] - slots[0] == len(slots) - 1 and (len(slots) < 3 or (np.diff(slots) == 1).all()):
         return [(0, len(slots))]
     edges = np.flatnonzero(np.diff(slots) != 1) + 1
@@ -66,7 +66,7 @@ def _runs(slots: Slots) -> list[tuple[int, int]]:
 
 
 def _share(start: int, members: list[tuple[int, int]]) -> list[SlotRun]:
-    """Runs that begin at one slot, cut where some of their readers end."""
+    """Make runs that begin at one slot, cut where some of their readers end."""
     if len(members) == 1:
         length, sequence = members[0]
         return [SlotRun(start, start + length, [sequence])]

@@ -1,4 +1,4 @@
-"""What attention computes: how scores are made of a layer's queries and keys, and which keys count.
+"""The settings of attention: how scores are computed, and which keys a query sees.
 
 A layer has one `AttentionSpec`; back ends read it and nothing else of the model. It does not say how
 keys and values are stored (see `kv.layout`).
@@ -14,12 +14,12 @@ WINDOW_SLOTS = "window_slots"  # in a plan, as "slots": of layers whose keys are
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionSpec:
-    """A score is `scale` * q k, then `softcap` * tanh(score / softcap) if there is a soft cap.
+    """A layer's attention: a score is `scale` * q k, with a soft cap softcap * tanh(score / softcap).
 
     `window`: how many positions back a token sees, itself included; None: all.
     `sinks` float32[heads]: a score for each head that takes its part of the weights and adds no value,
     as if it were one more key. None: there are none.
-    `whole`: a token of a picture also sees those of the same picture that come behind it.
+    `whole`: a token of a picture also sees the later tokens of the same picture.
     """
 
     scale: float
@@ -30,7 +30,7 @@ class AttentionSpec:
 
     @property
     def plain(self) -> bool:
-        """Whether scores are scaled products alone, as the kernels of other libraries know them."""
+        """Whether scores are scaled products alone, which the kernels of other libraries know."""
         return self.softcap is None and self.sinks is None
 
 
@@ -38,7 +38,7 @@ _FEW_HEADS = 32  # that read a latent: so few are taken in tiles of 16, which on
 
 
 def latent_group(heads: int) -> int:
-    """How many of the heads that share latents one program takes; the others are other programs'.
+    """Choose how many of the heads that share latents one program takes.
 
     A tile keeps an output as wide as the latent for each line: registers allow 64, and drafts are two.
     """
@@ -48,7 +48,7 @@ def latent_group(heads: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
-    """Of latent attention: see `LatentSettings`."""
+    """Sizes of latent attention: see `LatentSettings`."""
 
     rank: int
     nope: int
@@ -56,9 +56,9 @@ class LatentSizes:
     value: int
 
     def pays_to_expand(self, queries: int, keys: int) -> bool:
-        """Whether so many queries, the last of `keys`, cost less where keys are made first.
+        """Whether so many queries, the last of `keys`, cost less if keys are made first.
 
-        Counted in multiplications of one head. With DeepSeek's sizes it is 171 queries over many keys.
+        Counted in multiplications of one head. With DeepSeek's sizes that is so from 171 queries on.
         """
         seen = queries * (keys - (queries - 1) / 2)  # pairs of a query and a key
         making = self.rank * (self.nope + self.value)
@@ -87,7 +87,7 @@ class AttentionShape:
 
     @property
     def tiled(self) -> "AttentionShape":
-        """As kernels see it: a latent's query heads in groups, which each read it as a KV head."""
+        """The shape for kernels: a latent's query heads in groups, which each read it as a KV head."""
         if self.value_dim is None:
             return self
         kv_heads = self.heads // latent_group(self.heads)
@@ -95,10 +95,10 @@ class AttentionShape:
 
     @property
     def whole(self) -> bool:
-        """Whether any of the layers sees pictures whole."""
+        """Whether a layer sees pictures whole."""
         return any(spec.whole for spec in self.specs)
 
     @property
     def windows(self) -> list[int | None]:
-        """The sliding windows that there are, each once."""
+        """The sliding windows of the layers, each once."""
         return list(dict.fromkeys(spec.window for spec in self.specs))

@@ -28,7 +28,7 @@ flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 @dataclass(slots=True)
 class Extend:
-    """Queries [first, last) of one sequence at positions start.., over `slots`."""
+    """An extend: queries [first, last) of one sequence at positions start.., over `slots`."""
 
     first: int
     last: int
@@ -37,13 +37,13 @@ class Extend:
 
     @property
     def count(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return self.keys.stop - self.keys.start if isinstance(self.keys, slice) else len(self.keys)
 
 
 @dataclass(slots=True)
 class _SharedRead:
-    """One call: sequences `readers` over a run of slots. None: over their padded rest."""
+    """A call of the kernel: sequences `readers` over a run of slots. None: over their padded rest."""
 
     keys: "slice | Tensor"
     readers: Tensor | None  # None: all decodes, in order
@@ -53,14 +53,14 @@ class _SharedRead:
 
 @dataclass(slots=True)
 class _Decodes:
-    """How the decodes attend in layers of one window size."""
+    """The calls for decodes in layers of one window size."""
 
     parts: list[_SharedRead]
     owners: Tensor | None  # sequence of each part's output, None if nothing is to be merged
 
 
 class WindowTable:
-    """The window pages of `table`, read as its page table is; a step reads no position without one."""
+    """The window pages of `table`, in the form of a page table; steps read no position without one."""
 
     page_size = 1
 
@@ -77,7 +77,7 @@ class WindowTable:
 
 
 class TorchAttention:
-    """Reads the page tables on the host, from `table`; keys and values are on `device`."""
+    """Torch's back end: page tables are on the host, in `table`; keys and values on `device`."""
 
     static_extends = False
 
@@ -101,9 +101,9 @@ class TorchAttention:
         return {}  # nothing is captured
 
     def plan(self, step: StepRows, bucket: Bucket, captured: bool) -> Plan:
-        """slots, or window_slots, int64[T]: where the new tokens' keys and values go.
+        """Plan a step. Returns slots, or window_slots, int64[T]: those of the new tokens' KV.
 
-        All else stays here.
+        All other parts of the plan stay here.
         """
         n = step.extends
         ends = np.cumsum(step.counts)
@@ -149,9 +149,9 @@ class TorchAttention:
     def _plan_extend(
         self, row: int, first: int, start: int, end: int, window: int | None, behind: Tokens | None
     ) -> list[Extend]:
-        """The tokens from line `first` on, at positions [start, end) of `row`.
+        """Plan the tokens from line `first` on, at positions [start, end) of `row`.
 
-        `behind` [T]: how many tokens behind itself each sees; None: none.
+        `behind` [T]: how many tokens after itself each sees; None: none.
         """
         last = first + end - start
         behind = None if behind is None or not behind[first:last].any() else behind[first:last]
@@ -236,7 +236,7 @@ class TorchAttention:
         return _SharedRead(keys, self._readers(segments.readers.tolist(), decodes), len(lens), mask)
 
     def _decode(self, decodes: _Decodes, kv: LayerKV, q: Tensor, spec: AttentionSpec) -> Tensor:
-        """q [N, heads, D] -> [N, heads * D]."""
+        """Attend for decodes: q [N, heads, D] -> [N, heads * D]."""
         if decodes.owners is None:
             output = with_sinks(*self._part(decodes.parts[0], kv, q, spec), spec)
         else:
@@ -249,7 +249,7 @@ class TorchAttention:
     def _part(
         self, part: _SharedRead, kv: LayerKV, q: Tensor, spec: AttentionSpec
     ) -> tuple[Tensor, Tensor]:
-        """Outputs [readers, heads, D] and log-sum-exps [readers, heads] of one part."""
+        """Attend to a part. Returns outputs [readers, heads, D] and log-sum-exps [readers, heads]."""
         if part.readers is not None:
             q = q[part.readers]
         n = part.count
@@ -277,7 +277,7 @@ class TorchAttention:
     # --- the pool ---
 
     def _keys(self, slots: Slots) -> "slice | Tensor":
-        """A slice if the slots lie side by side (read in place), else what to gather."""
+        """Return a slice if the slots lie side by side (read in place), else indices to gather."""
         first, last = int(slots[0]), int(slots[-1])
         if last - first == len(slots) - 1 and (np.diff(slots) == 1).all():
             return slice(first, last + 1)
@@ -287,11 +287,10 @@ class TorchAttention:
 def attention_with_sums(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor]:
-    """Attention by its definition, for what torch's kernels do not know.
+    """Compute attention by its definition, for specs that torch's kernels do not know.
 
-    q [B, heads, n, D]; k, v [B, kv_heads, keys, D]; mask: which keys are seen, or what is added to
-    scores, broadcast to [B, heads, n, keys]. Returns outputs [B, heads, n, D] and log-sum-exps
-    [B, heads, n].
+    q [B, heads, n, D]; k, v [B, kv_heads, keys, D]; mask: which keys are seen, or terms of scores,
+    broadcast to [B, heads, n, keys]. Returns outputs [B, heads, n, D] and log-sum-exps [B, heads, n].
     """
     group = q.shape[1] // k.shape[1]
     if group > 1:
@@ -308,7 +307,7 @@ def attention_with_sums(
 
 
 def with_sinks(output: Tensor, sums: Tensor, spec: AttentionSpec) -> Tensor:
-    """output [..., heads, D], of which the sinks take their part; sums [..., heads]: log-sum-exps."""
+    """Take the sinks' part off output [.., heads, D]; sums [.., heads]: log-sum-exps."""
     if spec.sinks is None:
         return output
     return output * torch.sigmoid(sums - spec.sinks)[..., None].to(output.dtype)

@@ -1,7 +1,7 @@
 """Latent attention on torch: absorbed for decodes and short extends, expanded for long ones.
 
 An extend's prefix is expanded a stretch at a time, so that memory stays bounded, and the stretches are
-merged by their log-sum-exp. The pages, and attention over latents, are `torch_attention`'s.
+merged by their log-sum-exp. Pages, and attention over latents, are those of `torch_attention`.
 """
 
 from dataclasses import replace
@@ -24,10 +24,10 @@ _STRETCH = 4096  # keys that are expanded at once
 
 
 class TorchLatent(TorchAttention):
-    """As `TorchAttention`, whose `attend` takes absorbed queries; here they are still to be absorbed."""
+    """`TorchAttention`, whose `attend` takes absorbed queries, for queries still to be absorbed."""
 
     def attend_latent(self, q: Tensor, kv: LayerKV, heads: LatentHeads) -> Tensor:
-        """q [T, heads, nope + turned] of the planned step -> [T, heads * value]."""
+        """Attend for the planned step: q [T, heads, nope + turned] -> [T, heads * value]."""
         outputs = [
             self._expanded(extend, q, kv, heads)
             if heads.pays_to_expand(extend.last - extend.first, extend.count, q.shape[2] - heads.nope)
@@ -47,7 +47,7 @@ class TorchLatent(TorchAttention):
         return heads.open(mixed.view(lines.shape))
 
     def _expanded(self, extend: Extend, q: Tensor, kv: LayerKV, heads: LatentHeads) -> Tensor:
-        """The queries over what lies before them, stretch by stretch, and over themselves."""
+        """Attend for the queries over their prefix, stretch by stretch, and over themselves."""
         queries = q[extend.first : extend.last].transpose(0, 1)  # [heads, n, D]
         n, count = queries.shape[1], extend.count
         begins = [*range(0, count - n, _STRETCH), count - n]
@@ -68,7 +68,7 @@ class TorchLatent(TorchAttention):
     def _over(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, heads: LatentHeads
     ) -> tuple[Tensor, Tensor]:
-        """Outputs [heads, n, value] and log-sum-exps [heads, n]; k, v of one stretch."""
+        """Attend to k, v of one stretch: outputs [heads, n, value] and log-sum-exps [heads, n]."""
         q, k, v = q[None], k[None], v[None]
         if self._in_place:  # torch's kernel, which wants keys and values of one size
             size = max(k.shape[3], v.shape[3])

@@ -1,4 +1,4 @@
-"""Decode attention over pages in Triton for many sequences: all their keys, cut into equal shares.
+"""Decode attention over pages in Triton for many sequences, whose keys are cut into equal shares.
 
 One program for each sequence and KV head wastes time: the last wave of programs may be nearly empty,
 and a long sequence keeps the others waiting. 140 equal sequences took a third longer than 132, which
@@ -44,9 +44,9 @@ _LEAST = tl.constexpr(4)  # units: what would be less of a sequence is left to t
 
 
 def shares_for(device: torch.device, shape: AttentionShape, lines: int) -> int:
-    """How many shares are cut for each KV head: as many as programs run at once.
+    """Count the shares for each KV head: as many as programs run at once.
 
-    `shape`: as kernels see it (`tiled`); a program takes up to so many `lines` of a row.
+    `shape`: the `tiled` one; a program takes up to `lines` lines of a row.
     """
     if device.type != "cuda":
         return 4
@@ -62,15 +62,15 @@ def _padded(queries: int) -> int:
 
 
 def _latent_options(queries: int) -> tuple[int, int]:
-    """Warps and registers of a thread, where each query keeps a sum as wide as a latent.
+    """Choose warps and registers of a thread, where each query keeps a sum as wide as a latent.
 
-    So many that nothing is spilled; two programs run at once, or one.
+    As many as avoid spills; two programs run at once, or one.
     """
     return (4, 240) if queries <= 16 else (8, 255)
 
 
 def block_for(sequences: int) -> int:
-    """How many lengths a program loads: a constant of the kernel."""
+    """Choose how many lengths a program loads: a constant of the kernel."""
     return max(16, 1 << (sequences - 1).bit_length())
 
 
@@ -87,11 +87,11 @@ def balanced_attention(
     runs: Tensor | None = None,
     lines: int = 1,
 ) -> None:
-    """q [B, heads, D], each at positions int32[B] of rows int32[B]; pages int32[rows, columns].
+    """Attend: q [B, heads, D] at positions int32[B] of rows int32[B] -> output [B, heads * D].
 
-    `kv` holds the new keys and values, too. `shares` as of `shares_for`. `arrived` int32[>= B *
-    kv_heads]: zeros before and after a launch, so launches that use them must follow each other on
-    one stream. `runs`, `lines`: as of `triton_decode`. Writes output [B, heads * D].
+    pages int32[rows, columns]. `kv` holds the new keys and values, too. `shares`: see `shares_for`.
+    `arrived` int32[>= B * kv_heads]: zeros before and after a launch, so launches that use them must
+    follow each other on one stream. `runs`, `lines`: see `triton_decode`.
     """
     sequences, heads, _ = q.shape
     kv_heads, dim, tail = tile_sizes(q, kv)
@@ -119,7 +119,7 @@ def balanced_attention(
 
 @triton.jit
 def _cut(ends, total, at):
-    """Where a share that should begin at unit `at` begins: at a sequence's end if one is near."""
+    """Move the beginning `at` of a share to a sequence's end, if one is near."""
     at = tl.minimum(at, total)
     before = at - tl.max(tl.where(ends <= at, ends, 0), 0)
     after = tl.min(tl.where(ends > at, ends, total), 0) - at
@@ -136,7 +136,7 @@ def _attend(
     SHARES: tl.constexpr, BLOCK: tl.constexpr, LINES: tl.constexpr, PRECISION: tl.constexpr,
     SOFTCAP: tl.constexpr, READING: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None. runs: int32[B] or None."""
+    """Attend to a share. scale, SOFTCAP: see `score_scale`. sinks: float32[heads] or None."""
     program = tl.program_id(0)
     kv_head = tl.program_id(1)
     index = tl.arange(0, BLOCK)

@@ -41,13 +41,13 @@ _FEW = 8  # sequences: with more, programs that start early lose more than they 
 
 
 def splits_for(sequences: int, kv_heads: int) -> int:
-    """How many programs share one sequence's keys: a power of two, from the batch size alone."""
+    """Choose how many programs share a sequence's keys: a power of two, from the batch size alone."""
     wanted = max(1, min(_MOST_SPLITS, _PROGRAMS // (sequences * kv_heads)))
     return 1 << (wanted.bit_length() - 1)
 
 
 def variant_for(sequences: int, kv_heads: int) -> tuple[bool, bool]:
-    """Whether the programs are many, and whether the sequences are few: constants follow it."""
+    """Tell whether programs are many, and whether sequences are few: constants follow from these."""
     return sequences * kv_heads >= _CROWDED, sequences <= _FEW
 
 
@@ -64,14 +64,13 @@ def decode_attention(
     runs: Tensor | None = None,
     lines: int = 1,
 ) -> Tensor:
-    """q [B, heads, D], each at positions int32[B] of rows int32[B]; pages int32[rows, columns].
+    """Attend: q [B, heads, D] at positions int32[B] of rows int32[B]; pages int32[rows, columns].
 
-    `kv` holds the new keys and values, too. `splits` as of
-    `splits_for`. `parts`: what `shared_attention` made of the keys that a line has in common with
-    others; then only its own ones are read here. `runs` int32[B]: how many lines one program takes,
-    that line and those behind it, which are of one row at the positions that follow: at most `lines`, a
-    constant of the kernel; 0: another line's program takes it. Without, each has its own. Returns
-    `output` [B, heads * D], a new one if None.
+    `kv` holds the new keys and values, too. `splits`: see `splits_for`. `parts`: the results of
+    `shared_attention` over the keys that lines share; then only a line's own keys are read here. `runs`
+    int32[B]: how many lines the program of each line takes, that line and the next ones, which are of
+    the same row at the next positions: at most `lines`, a constant of the kernel; 0: another line's
+    program takes it. None: each line has its own. Returns `output` [B, heads * D], a new one if None.
     """
     sequences, heads, _ = q.shape
     kv_heads, dim, tail = tile_sizes(q, kv)
@@ -115,7 +114,7 @@ def decode_attention(
 
 
 def _tiles(dim: int, tail: int, queries: int, crowded: bool, exact: bool) -> tuple[int, int, int]:
-    """Keys of a tile, how many are under way, warps.
+    """Choose the keys of a tile, the tiles in flight, and warps.
 
     Measured on an H200 (docs/log/gpu.md): few programs want larger tiles, many want more of them.
     """
@@ -139,7 +138,7 @@ def _decode(
     KEYS: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, READING: tl.constexpr,
     SHARED: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None. runs: int32[B] or None."""
+    """Attend to a stretch. scale, SOFTCAP: see `score_scale`. sinks: float32[heads] or None."""
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -222,7 +221,7 @@ def _merge(
     partial, sums, output, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Combine the stretches of some of a head; an empty one has the sum -inf and unwritten outputs."""
+    """Merge the stretches of some of a head; an empty one has the sum -inf and unwritten outputs."""
     wait(OVERLAP)
     at = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
     splits = tl.arange(0, SPLITS)

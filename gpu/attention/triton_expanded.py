@@ -1,7 +1,7 @@
 """Latent attention of long extends on Triton: keys and values of each head are made first.
 
-A library's product makes them of some latents at a time, in memory of a fixed size. A tile of queries
-takes in their keys, and leaves its sums for the next ones: so the parts are merged by their log-sum-exp.
+A library's product makes them from some latents at a time, in memory of a fixed size. A tile of queries
+takes in these keys, and stores its sums for the next ones: so the parts are merged by their log-sum-exp.
 Steps in a CUDA graph and the deterministic mode have one form, the absorbed one (`attention.latent`).
 """
 
@@ -31,7 +31,7 @@ _EXPANDED = "expanded"  # in a plan: the step has such extends
 
 @dataclass(slots=True)
 class ExpandedRun:
-    """The queries [first, last) of a step, from position `start` of `row` on. slots int[keys]."""
+    """An extend to expand: queries [first, last) of a step, from position `start` of `row` on."""
 
     row: int
     first: int
@@ -41,7 +41,7 @@ class ExpandedRun:
 
 
 class TritonLatent(TritonPaged):
-    """As `TritonPaged`, which takes absorbed queries; those of `runs` are for `attend_expanded`."""
+    """`TritonPaged`, for absorbed queries, with `attend_expanded` for the queries of `runs`."""
 
     def __init__(
         self, pages: Tensor, table: RowTable, shape: AttentionShape, shares_keys: bool = True
@@ -84,11 +84,11 @@ class TritonLatent(TritonPaged):
         return found
 
     def runs(self, step: StepInputs[Tensor]) -> list[ExpandedRun]:
-        """The extends of the step that was planned last which are to be expanded."""
+        """Return those extends of the step planned last that are to be expanded."""
         return self._expand if _EXPANDED in step.plan else []
 
     def absorbed(self, step: StepInputs[Tensor], lines: int) -> list[slice]:
-        """Those of the step's lines that are not."""
+        """Return the step's lines that are not expanded."""
         runs = self.runs(step)
         if not runs:
             return [slice(0, lines)]
@@ -100,7 +100,7 @@ class TritonLatent(TritonPaged):
         self, queries: Tensor, q: Tensor, kv: LayerKV, heads: LatentHeads, growth: Tensor | None,
         step: StepInputs[Tensor], output: Tensor,
     ) -> None:  # fmt: skip
-        """output [T, heads * value] of the `runs`. queries, q, growth: as of `store_latents`."""
+        """Attend for `runs`, into output [T, heads * value]. queries, q, growth: see `store_latents`."""
         if not self._warm:  # loads the kernel, at the start
             self._warm, none = True, slice(0, 0)
             grown = None if growth is None else growth[none]
@@ -134,7 +134,7 @@ class TritonLatent(TritonPaged):
         self, queries: Tensor, q: Tensor, heads: LatentHeads, growth: Tensor | None, output: Tensor,
         position: int, begin: int, end: int,
     ) -> None:  # fmt: skip
-        """One chunk of keys, which `_made` and `_latents` hold."""
+        """Launch the kernel for a chunk of keys, which `_made` and `_latents` hold."""
         sizes = self._sizes
         exact = q.dtype == torch.float32
         wide = max(sizes.nope, sizes.value) > 128
@@ -157,7 +157,7 @@ def _expanded(
     VALUE_BLOCK: tl.constexpr, RANK: tl.constexpr, TAIL: tl.constexpr, TILE: tl.constexpr,
     KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries at positions `position`.. of one head over the keys [begin, end).
+    """Attend for a tile of queries at positions `position`.. of one head over the keys [begin, end).
 
     made [end - begin, HEADS, NOPE + VALUE]; latents [end - begin, RANK + TAIL]. Where more keys follow
     than `end`, the sums stay in mixed_parts float32[count, HEADS, VALUE] and sums float32[count, HEADS].

@@ -3,7 +3,7 @@
 FlashAttention-2 (Dao 2023) over a page table. A program takes a tile of one sequence's tokens with
 all the query heads of one kv head, so keys are read once for them. Where a step has few tiles over
 long prefixes, several programs share a tile's keys, as in flash-decoding (Dao et al. 2023), and a
-second kernel merges what they found. The host cuts the runs into items; all else is read on the
+second kernel merges their results. The host cuts the runs into items; all else is read on the
 device. The reference is `torch_attention`.
 """
 
@@ -46,14 +46,14 @@ _MERGE_FIELDS = 4
 def extend_items(
     step: StepRows, heads: int, kv_heads: int, window: int | None = None, behind: Tokens | None = None
 ) -> Plan:
-    """What the programs of a step do, and which of their results are to be merged.
+    """Plan the programs of a step, and the merges of their results.
 
     items int32[n, 7]: row, first query's index among the step's tokens, queries, position of the
-    first, first and last (excluded) key, index of the part that it leaves or -1 for a tile that
-    has no other item. Those with the longest reach come first: they take longest.
+    first, first and last (excluded) key, index of its part or -1 for a tile that has no other item.
+    Those with the longest reach come first: they take longest.
     merges int32[m, 4]: first query's index, queries, first part, parts.
     `window`: how many positions back a token sees at most; None: all. `behind` [T]: how many tokens
-    behind itself each sees, inside of a picture; None: none.
+    after itself each sees, inside of a picture; None: none.
     """
     size = _TILE * kv_heads // heads  # tokens in a tile
     rows, starts, counts = (part[: step.extends] for part in (step.rows, step.starts, step.counts))
@@ -94,9 +94,9 @@ def extend_items(
 
 
 def extend_room(tokens: int, runs: int, heads: int, kv_heads: int) -> Plan:
-    """Zeros as large as `extend_items` can need for so many tokens in so many runs.
+    """Make zeros as large as `extend_items` can need for so many tokens in so many runs.
 
-    Zeros behind a step's own items and merges are programs that leave at once.
+    Zeros after a step's own items and merges are programs that end at once.
     """
     tiles = tokens // (_TILE * kv_heads // heads) + runs
     wanted = _wanted(kv_heads)
@@ -119,9 +119,9 @@ def extend_attention(
     spec: AttentionSpec,
     behind: Tensor | None = None,
 ) -> None:
-    """q [T, heads, D], output [T, heads * D], written at the queries that `items` names.
+    """Attend: q [T, heads, D] -> output [T, heads * D], written at the queries of `items`.
 
-    items int32[n, 7], merges int32[m, 4] and behind int32[T] as of `extend_items`; pages int32[rows,
+    items int32[n, 7], merges int32[m, 4], behind int32[T]: see `extend_items`; pages int32[rows,
     columns]. `kv` holds the new keys and values, too.
     """
     assert behind is None or spec.sinks is None  # the kernel takes these in with a tile's own last key
@@ -163,7 +163,7 @@ def _extend(
     PAGE: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
     PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, READING: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None. behind: int32[T] or None."""
+    """Run an item. scale, SOFTCAP: see `score_scale`. sinks: float32[heads] or None."""
     item = items + tl.program_id(0) * 7
     kv_head = tl.program_id(1)
     row = tl.load(item).to(tl.int64)
@@ -222,7 +222,7 @@ def _merge(
     parts, sums, merges, output, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     DIM: tl.constexpr, TILE: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Combine the parts of some lines of a tile; what a line has not seen has the sum -inf."""
+    """Merge the parts of some lines of a tile; a part without keys that a line sees has the sum -inf."""
     merge = merges + tl.program_id(0) * 4
     kv_head = tl.program_id(1)
     first = tl.load(merge).to(tl.int64)

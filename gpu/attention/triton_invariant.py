@@ -1,11 +1,11 @@
-"""Attention whose result for a token depends on nothing but the token's own sequence.
+"""Attention whose result for a token depends on the token's own sequence alone.
 
-For the deterministic mode: one kernel for decodes and extends alike, so that it does not matter
-what else is in the batch, how a prefill was cut or which part came from the cache. Keys are taken
-in blocks and chunks aligned to absolute positions; blocks that a query does not see change
-nothing, bit for bit. Chunks are merged in order, in registers or, where few sequences decode, by a
-second kernel from partial results: the same additions either way. The other back end,
-`triton_paged`, is faster and gives the same up to rounding.
+For the deterministic mode: one kernel for decodes and extends alike, so that a result does not depend on
+the batch, on how a prefill was cut or on which part came from the cache. Keys are taken in blocks and
+chunks aligned to absolute positions; blocks that a query does not see change nothing, bit for bit.
+Chunks are merged in order, in registers or, where few sequences decode, by a second kernel from partial
+results: the same additions either way. The other back end, `triton_paged`, is faster and gives the same
+up to rounding.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -41,7 +41,7 @@ _FIELDS = 4
 
 
 class InvariantPaged:
-    """`pages` int32[rows, columns] is the page table on the device."""
+    """The deterministic back end. `pages` int32[rows, columns]: the page table on the device."""
 
     static_extends = False  # a step's decodes are tiles beside those of its extends
 
@@ -75,7 +75,7 @@ class InvariantPaged:
         pass
 
     def plan(self, step: StepRows, bucket: Bucket, captured: bool) -> Plan:
-        """tiles int32[n, 4]: row, first query's index among the step's tokens, queries, its position.
+        """Plan tiles int32[n, 4]: row, first query's index among the tokens, queries, its position.
 
         Decodes beside extends are tiles of one query. Tiles with the longest reach come first.
         """
@@ -131,7 +131,7 @@ class InvariantPaged:
 
 @triton.jit
 def _add(top, total, mixed, other_top, other_total, other_mixed):
-    """The sums over one more chunk; top, total [...], mixed [..., DIM]. -inf: nothing yet."""
+    """Add the sums over one more chunk; top, total [...], mixed [..., DIM]. -inf: nothing yet."""
     new_top = tl.maximum(top, other_top)
     base = tl.where(new_top == -float("inf"), 0.0, new_top)
     fade = tl.exp2(top - base)
@@ -150,7 +150,7 @@ def _attend(
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, DECODE: tl.constexpr, SPLITS: tl.constexpr,
     PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None. behind: int32[T] or None."""
+    """Run a tile. scale, SOFTCAP: see `score_scale`. sinks: float32[heads] or None."""
     index = tl.program_id(0)
     kv_head = tl.program_id(1)
     if DECODE:
@@ -219,7 +219,7 @@ def _merge(
     positions, partial, sums, output, sinks, HEADS: tl.constexpr, DIM: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """The chunks of one decode and head, in order."""
+    """Merge the chunks of one decode and head, in order."""
     token = tl.program_id(0)
     position = tl.load(positions + token)
     place = token.to(tl.int64) * HEADS + tl.program_id(1)

@@ -1,7 +1,7 @@
-"""The Triton kernels as one back end: split decode for few decodes or shared keys, equal shares of
+"""The back end of the Triton kernels: split decode for few decodes or shared keys, equal shares of
 all keys for many decodes, tiles for extends.
 
-Plans nothing for decodes but which of them share keys: the kernels read page table and positions
+It plans nothing for decodes but which of them share keys: the kernels read page table and positions
 on the device.
 """
 
@@ -25,11 +25,11 @@ from ramify.gpu.vision.placing import SEEN_BEHIND, seen_behind
 
 
 class TritonPaged:
-    """`pages` int32[rows, columns] is the page table on the device, `table` the one on the host.
+    """Triton's back end. Page tables: `pages` int32[rows, columns] on the device, `table` on the host.
 
-    `shares_keys`: decodes read keys that they have in common once, where that pays; else each reads
-    all of its keys itself. Where rows may have drafts, one program takes several lines of a row, as many
-    as fit into a tile of 16 query heads, and reads their keys once: a tile is no smaller anyway.
+    `shares_keys`: decodes read common keys once, where that pays; else each reads all of its keys
+    itself. Where rows may have drafts, one program takes several lines of a row, as many as fit into a
+    tile of 16 query heads, and reads their keys once: a tile is no smaller anyway.
     """
 
     static_extends = True
@@ -100,7 +100,7 @@ class TritonPaged:
         return {"runs": np.zeros(bucket.decodes, dtype=np.int32)}
 
     def _runs(self, step: StepRows, bucket: Bucket) -> Plan:
-        """How many lines the program of each decode takes; none where another one's does."""
+        """Plan how many lines the program of each decode takes; 0 where another one's does."""
         plan = self._no_runs(bucket)
         for runs in plan.values():
             rows = step.rows[step.extends :]
@@ -112,7 +112,7 @@ class TritonPaged:
         return plan
 
     def _groups_of_runs(self, step: StepRows, bucket: Bucket, plan: Plan) -> Plan:
-        """`plan`, which holds the runs, and which of these share keys."""
+        """Add to `plan`, which has the runs, which of these share keys."""
         if self._run_grouper is None:
             return plan
         runs = plan["runs"][: len(step.rows)]
@@ -135,9 +135,9 @@ class TritonPaged:
         return sorted(kinds.values())
 
     def _decode_kernel(self, decodes: int, lines: int) -> tuple[object, ...]:
-        """What the choice of the kernel for so many decodes, and its constants, follow.
+        """Choose the kernel for so many decodes, and its constants, as a key.
 
-        A program takes up to so many `lines` of a row.
+        A program takes up to `lines` lines of a row.
         """
         if self._balanced(decodes):
             return "balanced", block_for(decodes)
@@ -166,7 +166,7 @@ class TritonPaged:
     def decode(
         self, q: Tensor, kv: LayerKV, step: StepInputs[Tensor], spec: AttentionSpec, output: Tensor
     ) -> None:
-        """The step's decodes alone: q [decodes, heads, D] -> output [decodes, heads * D]."""
+        """Attend for the step's decodes alone: q [decodes, heads, D] -> output [decodes, heads * D]."""
         first, parts = step.extended, None
         # a window has moved past most of what lines share
         if step.bucket.grouped and spec.window is None and self._grouper is not None:
@@ -186,7 +186,7 @@ class TritonPaged:
 
 
 def lines_for(shape: AttentionShape, max_drafts: int) -> int:
-    """How many lines of one row a program takes: those whose query heads fit into a tile."""
+    """Count the lines of a row that a program takes: those whose query heads fit into a tile."""
     if not max_drafts:
         return 1
     return min(max(2, 16 // shape.group), 1 << max_drafts.bit_length())

@@ -1,10 +1,10 @@
-"""The shared part of decode attention in Triton: keys that several lines have in common, read once.
+"""The shared part of decode attention in Triton: keys that several lines share, read once.
 
 Branches of a fork hold the same pages up to where they parted. One program takes the query heads
 of many of them as the rows of one tensor-core tile (Hydragen, Juravsky et al. 2024; cascade
-inference, Ye et al. 2024) and attends to a stretch of the common keys. What it leaves, an output
-and a log-sum-exp for each query, is where `triton_decode` begins a line's own keys, so nothing else
-is launched to merge them. Which lines share what: see `groups`. The reference is `torch_attention`.
+inference, Ye et al. 2024) and attends to a stretch of the common keys. `triton_decode` begins a line's
+own keys from its results, an output and a log-sum-exp for each query, so no other launch merges them.
+Which lines share keys: see `groups`. The reference is `torch_attention`.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -35,7 +35,7 @@ _LEAST_SAVED = 80 << 20  # bytes a layer that must not be read twice, else the p
 
 @dataclass(slots=True)
 class SharedGroups:
-    """A decode step's groups on the device, arrays as of `groups.Arrays`."""
+    """A decode step's groups on the device: the arrays of `groups.GroupArrays`."""
 
     items: Tensor  # int32[capacity, 5]
     members: Tensor  # int32[B]
@@ -44,7 +44,7 @@ class SharedGroups:
 
 @dataclass(slots=True)
 class Parts:
-    """What the shared pass leaves for the lines' own passes."""
+    """The results of the shared pass, for the lines' own passes."""
 
     own: Tensor  # int32[B, 4]
     outputs: Tensor  # float32[capacity, kv_heads, TILE, D], normalised
@@ -52,11 +52,11 @@ class Parts:
 
 
 def grouper_for(table: RowTable, shape: AttentionShape, lines: int = 1) -> Grouper | None:
-    """Finds the groups of a model's decodes, each of up to so many lines of a row, by what pays.
+    """Make the grouper of a model's decodes, each of up to `lines` lines of a row.
 
-    Measured on an H200 (docs/log/gpu.md), where the L2 cache gives the plain pass most of what shared
-    keys could save: it reads them again at 7 to 8 TB/s. None if the query heads of a decode fill a
-    tile, which then has no room for another one's.
+    Limits were measured on an H200 (docs/log/gpu.md), where the L2 cache gives the plain pass most of
+    what shared keys could save: it reads them again at 7 to 8 TB/s. None if the query heads of a decode
+    fill a tile, which then has no room for another one's.
     """
     tile_lines = TILE * shape.kv_heads // (shape.heads * lines)
     if tile_lines < _LEAST_MEMBERS:
@@ -76,9 +76,9 @@ def grouper_for(table: RowTable, shape: AttentionShape, lines: int = 1) -> Group
 def shared_attention(
     q: Tensor, kv: LayerKV, shared: SharedGroups, pages: Tensor, spec: AttentionSpec
 ) -> Parts:
-    """q [B, heads, D] over the stretches that `shared` names; pages int32[rows, columns].
+    """Attend: q [B, heads, D] over the stretches of `shared`; pages int32[rows, columns].
 
-    A sink is no key that lines share: `triton_decode` takes it in once.
+    Sinks are left to `triton_decode`, which takes them in once.
     """
     heads, (kv_heads, dim, tail) = q.shape[1], tile_sizes(q, kv)
     capacity = len(shared.items)
@@ -106,7 +106,7 @@ def _shared(
     TAIL: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
     SOFTCAP: tl.constexpr, READING: tl.constexpr,
 ):  # fmt: skip
-    """scale, SOFTCAP: as of `score_scale`."""
+    """Run an item. scale, SOFTCAP: see `score_scale`."""
     item = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     row = tl.load(items + item * 5).to(tl.int64)

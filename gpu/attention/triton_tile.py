@@ -1,9 +1,9 @@
-"""What the attention kernels have in common: how a tile of queries takes in keys and values.
+"""The parts that attention kernels share: how a tile of queries takes in keys and values.
 
 A tile keeps, for each of its queries, the largest score so far, the sum of the weights and the
 weighted sum of the values (online softmax, Milakov and Gimelshein 2018; FlashAttention, Dao et al.
-2022). It may take in keys, or what another program made of keys of its own. Scores are in base 2.
-Called from kernels only; knows neither who the queries are nor which keys are theirs.
+2022). It may take in keys, or another program's result over other keys. Scores are in base 2. Called
+from kernels only; this file knows neither which rows the queries are of nor which keys are theirs.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -25,10 +25,10 @@ _LARGE = tl.constexpr(32768.0)  # times a weight: float16 rounds off what is bel
 
 
 def tile_sizes(q: Tensor, kv: LayerKV) -> tuple[int, int, int]:
-    """KV heads, DIM and TAIL as the kernels take them, of q [T, heads, DIM + TAIL].
+    """Compute KV heads, DIM and TAIL of the kernels, for q [T, heads, DIM + TAIL].
 
-    TAIL: of a latent: numbers of a key that are no value's; else 0. KV heads of a latent are groups of
-    query heads that each read it.
+    TAIL: of a latent: numbers of a key that are not of the value; else 0. KV heads of a latent are
+    groups of query heads that each read it.
     """
     _, heads, width = q.shape
     if not kv.tail:
@@ -37,7 +37,7 @@ def tile_sizes(q: Tensor, kv: LayerKV) -> tuple[int, int, int]:
 
 
 def score_scale(spec: AttentionSpec) -> tuple[float, float]:
-    """`scale` and SOFTCAP as the kernels take them (see `take_keys`), which use exp2 throughout.
+    """Compute `scale` and SOFTCAP of the kernels (see `take_keys`), which use exp2 throughout.
 
     tanh(x) is 1 - 2 / (exp(2x) + 1): a soft-capped score is scaled by what the exponent needs.
     """
@@ -47,12 +47,12 @@ def score_scale(spec: AttentionSpec) -> tuple[float, float]:
 
 
 FLOATS, HALF, PAIRS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""How keys and values are read: as they are, or as the queries' type; codes as float16; two codes at a
-time as float16. The first is the only one whose bits depend on no other key of a tile."""
+"""How keys and values are read: as they are, codes as the queries' type; codes as float16; two codes at
+a time as float16. With the first alone a result's bits depend on no other key of a tile."""
 
 
 def reading(q: Tensor, kv: LayerKV, pairs: bool = False) -> int:
-    """`pairs`: the kernel's tiles of queries are multiplied from registers."""
+    """Choose READING. `pairs`: the kernel's tiles of queries are multiplied from registers."""
     if kv.k_scales is None or q.dtype == torch.float32:
         return int(FLOATS.value)
     own = pairs and not kv.tail and _NARROWEST <= q.shape[2] <= _WIDEST
@@ -61,9 +61,9 @@ def reading(q: Tensor, kv: LayerKV, pairs: bool = False) -> int:
 
 @triton.jit
 def begin_with_sinks(sinks, head, real, order):
-    """top and total of `real` queries that have met no key but the sink of their `head` [Q].
+    """Make top and total of `real` queries that have taken in no key but the sink of their `head` [Q].
 
-    order: which of the parts of a query's keys comes; only part 0 takes the sink in.
+    order: the number of this part of a query's keys; only part 0 takes the sink in.
     """
     there = real & (head * 0 + order == 0)
     sink = tl.load(sinks + head, mask=there, other=-float("inf")).to(tl.float32) * _LOG2E
@@ -72,7 +72,7 @@ def begin_with_sinks(sinks, head, real, order):
 
 @triton.jit
 def ask(q, at, dims, real, DIM: tl.constexpr, TAIL: tl.constexpr, READING: tl.constexpr):
-    """Queries at `at` [Q], those `real`: [Q, D] and, of a latent, what is behind, [Q, TAIL].
+    """Load queries at `at` [Q], those `real`: [Q, D] and, of a latent, the tail [Q, TAIL].
 
     READING in pairs: the numbers at even places and at odd ones, [Q, D / 2] each.
     """
@@ -94,7 +94,7 @@ def paged(
     pages, row, columns, keys, there, kv_head, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     TAIL: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Offsets [keys] in the pool of one kv head's keys at positions `keys` of a row."""
+    """Compute the offsets [keys] in the pool of one kv head's keys at positions `keys` of a row."""
     page = tl.load(pages + row * columns + keys // PAGE, mask=there, other=0).to(tl.int64)
     slot = page * PAGE + keys % PAGE
     if TAIL:
@@ -112,9 +112,9 @@ def take_keys(
 ):  # fmt: skip
     """Take in the keys at `place` [K]: of each those `there` [K], of which a query has `seen` [Q, K].
 
-    query, tail: as of `ask`. scale, SOFTCAP: as of `score_scale`. k_scales, v_scales: what codes are
-    multiplied by, of each token and head; None: keys and values are no codes. A latent is read once, as
-    key and as value. READING: as of `reading`. Returns top [Q], total [Q] and mixed, as of `apart`.
+    query, tail: see `ask`. scale, SOFTCAP: see `score_scale`. k_scales, v_scales: factors of codes, for
+    each token and head; None: keys and values are no codes. A latent is read once, as key and as value.
+    READING: see `reading`. Returns top [Q], total [Q] and mixed, see `apart`.
     """
     known = there[:, None]
     if READING == PAIRS:
@@ -178,7 +178,7 @@ def take_keys(
 
 @triton.jit
 def apart(mixed, QUERIES: tl.constexpr, DIM: tl.constexpr, READING: tl.constexpr):
-    """Sums [Q, D] as `take_keys` adds to them: those of even and of odd places side by side."""
+    """Split sums [Q, D] as `take_keys` adds to them: even and odd places side by side."""
     if READING == PAIRS:
         mixed = tl.reshape(mixed, (QUERIES, DIM // 2, 2))
     return mixed
@@ -186,7 +186,7 @@ def apart(mixed, QUERIES: tl.constexpr, DIM: tl.constexpr, READING: tl.constexpr
 
 @triton.jit
 def together(mixed, QUERIES: tl.constexpr, DIM: tl.constexpr, READING: tl.constexpr):
-    """The same in one row a query, [Q, D]."""
+    """Join the sums of `apart` to [Q, D]."""
     if READING == PAIRS:
         mixed = tl.reshape(mixed, (QUERIES, DIM))
     return mixed
@@ -194,9 +194,9 @@ def together(mixed, QUERIES: tl.constexpr, DIM: tl.constexpr, READING: tl.conste
 
 @triton.jit
 def take_part(outputs, sums, at, real, dims, top, total, mixed, DIM: tl.constexpr):
-    """Take in what other programs left at `at` [Q]: outputs [.., D] and sums (log-sum-exps).
+    """Take in other programs' results at `at` [Q]: outputs [.., D] and sums (log-sum-exps).
 
-    A sum of -inf stands for no keys. They may be of the same launch: the L1 cache is passed by.
+    A sum of -inf stands for no keys. They may be of the same launch: the L1 cache is bypassed.
     """
     lse = tl.load(sums + at, mask=real, other=0.0, cache_modifier=".cg")
     place = at[:, None] * DIM + dims[None, :]

@@ -1,9 +1,9 @@
-"""Keys and values in 8-bit floats, widened once for the many new tokens that read them.
+"""Copies of keys and values in 8-bit floats, widened once for the many new tokens that read them.
 
 Each program of `triton_extend` would widen all keys of its own few queries, and FlashInfer reads no
-codes. So a layer's keys are written into memory of a fixed size first, which all layers share, and read
-there as they would be without codes: in pages of 64 tokens, those of one run side by side. Imported only
-where Triton is used.
+codes. So a layer's keys are widened into memory of a fixed size first, which all layers share, and read
+there like keys of floats: in pages of 64 tokens, those of one run side by side. Imported only where
+Triton is used.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -30,7 +30,7 @@ _FEWEST = 96  # new tokens of a run, for which writing its keys costs less than 
 
 
 class WidenedKeys:
-    """`pages` int32[rows, columns] is the page table on the device."""
+    """The memory of widened keys. `pages` int32[rows, columns]: the page table on the device."""
 
     def __init__(self, pages: Tensor, table: RowTable, shape: AttentionShape) -> None:
         self._pages, self._page_size = pages, table.page_size
@@ -43,8 +43,9 @@ class WidenedKeys:
         self._warm = False
 
     def places(self, step: StepRows) -> tuple[Ints, Plan]:
-        """The first page of each run's keys, whose others follow; widened int32[pages, 3]: row, first
-        position, keys of each page. Nothing if keys are too many, or the new tokens too few."""
+        """Place each run's keys: its first page, which the others follow; widened int32[pages, 3]: row,
+        first position, keys of each page. Nothing if keys are too many, or the new tokens too few.
+        """
         rows, starts, counts = (part[: step.extends] for part in (step.rows, step.starts, step.counts))
         used = -(-(starts + counts) // WIDE_PAGE)
         total = int(used.sum())
@@ -57,7 +58,7 @@ class WidenedKeys:
         return begins, {"widened": np.stack([rows[run], position, left], axis=1).astype(np.int32)}
 
     def plan(self, step: StepRows, items: Plan) -> Plan:
-        """`items` of `extend_items`, and where the runs' keys will be, if they are widened.
+        """Add to `items`, of `extend_items`, the places of the runs' keys, if they are widened.
 
         Items then name a run instead of its row. widened_pages int32[runs, columns].
         """
@@ -75,7 +76,7 @@ class WidenedKeys:
         return items | widened | {"items": named, "widened_pages": pages}
 
     def warm(self, q: Tensor, kv: LayerKV, spec: AttentionSpec) -> None:
-        """Load the kernels, once: the first long prompt is not to wait for them."""
+        """Load the kernels once, so that the first long prompt does not wait for them."""
         if self._warm or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
             return
         self._warm, none = True, self._pages.new_zeros
@@ -83,7 +84,7 @@ class WidenedKeys:
         extend_attention(q, q.flatten(1), kept, items, items[:0], none((1, _COLUMNS)), spec)
 
     def layer(self, kv: LayerKV, taken: Tensor) -> LayerKV:
-        """That layer's keys and values, as floats."""
+        """Widen a layer's keys and values to floats."""
         kept = self._kept
         _, heads, dim = kv.k.shape
         _widen[(heads, len(taken))](
@@ -99,7 +100,7 @@ def _widen(
     k_pool, v_pool, k_scales, v_scales, taken, pages, k_wide, v_wide, columns, HEADS: tl.constexpr,
     DIM: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """As many lines of a page of the copy as it has keys: all heads of a few keys, side by side."""
+    """Widen the keys of a page of the copy, all heads of a few keys at a time."""
     part, index = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(taken + index * 3).to(tl.int64)
     first = tl.load(taken + index * 3 + 1)

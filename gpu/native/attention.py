@@ -1,11 +1,11 @@
-"""Attention over pages: item i is a tile of one sequence's queries and one KV head.
+"""The attention kernel over pages: item i is a tile of one sequence's queries and one KV head.
 
-Items of one tile that a thread takes together go over its keys together: a position's keys of all heads
+Items of one tile that a thread takes together share the walk over keys: a position's keys of all heads
 lie side by side, and are found once.
 
-Keys are read where they lie. They are taken 16 positions at a time, from a multiple of 16 on, with the
-online softmax of Dao et al. 2022; so what a query gets depends on its own keys alone: not on the other
-queries of the step, on how its prompt was cut into chunks, or on which pages hold the keys.
+Keys are read in place. They are taken 16 positions at a time, from a multiple of 16 on, with the online
+softmax of Dao et al. 2022; so a query's result depends on its own keys alone: not on the other queries
+of the step, on how its prompt was cut into chunks, or on which pages hold the keys.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ TILE_WORDS = 4
 
 @dataclass(slots=True)
 class _Tile:
-    """What the rows of a tile share."""
+    """The values that the rows of a tile share."""
 
     args: IrValue
     group: IrValue  # query heads of a KV head
@@ -64,9 +64,9 @@ class _Tile:
 
 
 def emit_attention(module: Module, dim: int, kind: Any, wide: Function | None = None) -> str:
-    """`dim`: size of a head, a multiple of 16; `kind`: F32 or F16, the pool's.
+    """Write the kernel. `dim`: size of a head, a multiple of 16; `kind`: F32 or F16, the pool's.
 
-    `wide`: takes items whose tiles have more rows than MOST_ROWS; else there are none.
+    `wide`: takes items whose tiles have more rows than MOST_ROWS; None: there are no such tiles.
     """
     f = Function(module, f"attention_{dim}", [PTR, I64, I64])
     args, begin, end = f.args
@@ -101,7 +101,7 @@ def emit_attention(module: Module, dim: int, kind: Any, wide: Function | None = 
 def _attend(
     f: Function, tile: _Tile, pages: IrValue, first: IrValue, many: IrValue, dim: int, kind: Any
 ) -> None:
-    """The rows of some KV heads from `first` on."""
+    """Attend for the rows of some KV heads from `first` on."""
     args, rows = tile.args, tile.count * tile.group
     width = f.word(args, KV_HEADS) * dim
     last = tile.position + tile.count
@@ -128,7 +128,7 @@ def _take_block(
     f: Function, tile: _Tile, which: int, kv_head: IrValue, before: IrValue, base: IrValue, dim: int,
     kind: Any,
 ) -> None:  # fmt: skip
-    """16 keys, or values, of a KV head, whose rows lie behind `before` others."""
+    """Take in 16 keys, or 16 values, of a KV head, whose rows lie behind `before` others."""
     alone = (tile.count * tile.group).equals(1)
     lines = _Lines(f, tile, which, kv_head, dim, kind)
     with f.when(tile.count <= _FEW):
@@ -149,7 +149,7 @@ def _take_block(
 
 
 def _fetch(f: Function, tile: _Tile, which: int, kv_head: IrValue, dim: int, kind: Any) -> None:
-    """Have the values of this block, or the keys of the next one, come while this is computed."""
+    """Fetch the values of this block, or the keys of the next one, while this one is computed."""
     other, offsets = (VALUES, tile.offsets) if which == KEYS else (KEYS, tile.ahead)
     pool = f.at(f.pointer(tile.args, other), kv_head * dim, kind)
     step = CACHE_LINE // (2 if kind == F16 else 4)
@@ -171,14 +171,14 @@ class _QueryRow:
 
 @contextmanager
 def _rows(f: Function, tile: _Tile, kv_head: IrValue, many: IrValue) -> Iterator[_QueryRow]:
-    """For each row of the tile, of so many KV heads."""
+    """Loop over the rows of the tile, of `many` KV heads."""
     rows = tile.count * tile.group
     with f.loop(0, many) as number, f.loop(0, rows) as own:
         yield _row(tile, kv_head + number, number * rows, own)
 
 
 def _row(tile: _Tile, kv_head: IrValue, before: IrValue, own: IrValue) -> _QueryRow:
-    """Row `own` of a KV head's."""
+    """Make row `own` of a KV head's rows."""
     query = own // tile.group
     head = kv_head * tile.group + own % tile.group
     return _QueryRow(before + own, tile.first + query, tile.position + query, head)
@@ -188,7 +188,7 @@ def _row(tile: _Tile, kv_head: IrValue, before: IrValue, own: IrValue) -> _Query
 def _pairs(
     f: Function, tile: _Tile, kv_head: IrValue, before: IrValue, base: IrValue
 ) -> Iterator[list[_QueryRow]]:
-    """Two rows at a time, of which one may read a key from `base` on; an odd last one twice."""
+    """Loop over pairs of rows, of which one may see a key from `base` on; an odd last row twice."""
     rows = tile.count * tile.group
     with f.loop(0, rows, 2) as first:
         own = first, f.smaller(first + 1, rows - 1)
@@ -199,7 +199,8 @@ def _pairs(
 
 
 def _begin(f: Function, tile: _Tile, row: _QueryRow, dim: int) -> None:
-    """No key yet; a sink (Xiao et al. 2023) is a score without a value."""
+    """Begin a row without keys; a sink (Xiao et al. 2023) is a score without a value."""
+
     top, mass = f.var(f.constant(F32, NONE)), f.var(f.constant(F32, 0.0))
     with f.when(f.word(tile.args, SINKS).differs(0)):
         top.set(f.load(f.at(f.pointer(tile.args, SINKS), row.head, F32), F32))
@@ -217,9 +218,10 @@ def find_keys(
     f: Function, args: IrValue, pages: IrValue, base: IrValue, lowest: IrValue, last: IrValue,
     width: IrValue, to: IrValue,
 ) -> None:  # fmt: skip
-    """To int64[16]: where the KV of positions base.. lies; the nearest of [lowest, last) for others.
+    """Write where the KV of positions base.. lies to int64[16]; for others the nearest of [lowest,
+    last).
 
-    The row may have no page there, or that of somebody else's keys, which need not be finite.
+    The row may have no page there, or a page of another row's keys, which need not be finite.
     """
     shift = f.word(args, PAGE_SHIFT)
     size = f.shifted(f.i64(1), shift)
@@ -231,7 +233,7 @@ def find_keys(
 
 
 class _Lines:
-    """16 keys or values (`which`) of a KV head, read where they lie in the pool."""
+    """A block of 16 keys or values (`which`) of a KV head, read in place in the pool."""
 
     def __init__(
         self, f: Function, tile: _Tile, which: int, kv_head: IrValue, dim: int, kind: Any
@@ -240,7 +242,7 @@ class _Lines:
         self._pool = f.at(f.pointer(tile.args, which), kv_head * dim, kind)
 
     def read(self, lane: int) -> list[IrValue]:
-        """One of them as vectors of float32."""
+        """Read one of them as vectors of float32."""
         f, kind = self._f, self._kind
         line = f.at(self._pool, f.word(self._offsets, lane), kind)
         parts = [f.load(f.at(line, n * LANES, kind), vector(kind)) for n in range(self._count)]
@@ -248,7 +250,7 @@ class _Lines:
 
 
 class _CopiedLines(_Lines):
-    """The same as float32, for rows that read them one after another."""
+    """A block copied as float32, for rows that read it one after another."""
 
     def __init__(self, f: Function, tile: _Tile, dim: int) -> None:
         self._f, self._count, self._pool = f, dim // LANES, tile.copied
@@ -268,7 +270,7 @@ def _copied(f: Function, tile: _Tile, lines: _Lines, dim: int) -> _Lines:
 def _weigh(
     f: Function, tile: _Tile, keys: _Lines, rows: list[_QueryRow], base: IrValue, dim: int
 ) -> None:
-    """16 keys for some rows: scores, the largest one so far, and exponentials."""
+    """Score 16 keys for some rows: scores, the largest one so far, and exponentials."""
     for row, (scores, seen) in zip(rows, _scores(f, tile, keys, rows, base, dim), strict=True):
         # of an odd last row, which is there twice, both are the same
         top = f.larger(f.load(f.at(tile.before, row.index, F32), F32), f.reduce(scores, f.larger))
@@ -278,7 +280,7 @@ def _weigh(
 
 
 def _mix(f: Function, tile: _Tile, values: _Lines, rows: list[_QueryRow], dim: int) -> None:
-    """The values weighted with the rows' shares; the sums of shares."""
+    """Add the values weighted with the rows' shares, and the sums of shares."""
     lines = [f.at(tile.mixed, row.index * dim, F32) for row in rows]
     faded = [f.splat(f.load(f.at(tile.fades, row.index, F32), F32)) for row in rows]
     masses = [f.at(tile.masses, row.index * LANES, F32) for row in rows]
@@ -301,7 +303,7 @@ def _mix(f: Function, tile: _Tile, values: _Lines, rows: list[_QueryRow], dim: i
 def _scores(
     f: Function, tile: _Tile, keys: _Lines, rows: list[_QueryRow], base: IrValue, dim: int
 ) -> list[tuple[IrValue, IrValue]]:
-    """q k * scale of 16 keys, and which of them each row may see."""
+    """Compute q k * scale of 16 keys, and which of them each row may see."""
     args, queries = tile.args, []
     for row in rows:
         q = f.at(f.pointer(args, Q), row.token * f.word(args, Q_STRIDE), F32)
@@ -323,7 +325,7 @@ def _scores(
 def _products(
     f: Function, keys: _Lines, queries: list[list[IrValue]], first: int, count: int
 ) -> list[IrValue]:
-    """For each query: products with the keys from `first` on, whose lanes are summed from 16 / count on.
+    """Multiply each query with the keys from `first` on; lanes are summed from 16 / count on.
 
     So lane i of 16 is the sum of the products with key i.
     """

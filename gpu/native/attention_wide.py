@@ -1,7 +1,7 @@
-"""Attention over pages for tiles of more rows than 16, which prompts have: twice as fast with AVX-512.
+"""The attention kernel for tiles of more than 16 rows, of prompts: twice as fast with AVX-512.
 
-A vector has 16 rows of queries here, not 16 numbers of one: scores come out keys by rows, so nothing is
-summed across a vector, and exponentials of many rows are at work at once. Each sum has the order that it
+A vector has 16 rows of queries here, not 16 numbers of one: scores are keys by rows, so there are no
+sums across a vector, and exponentials of many rows are computed at once. Each sum has the order that it
 has in `attention`: a row gets the same bits from both.
 """
 
@@ -43,7 +43,7 @@ _ROWS = 4  # whose values are
 
 @dataclass(slots=True)
 class _Wide:
-    """A tile's rows, of one KV head. Rows that it has not are copies of its last one."""
+    """A tile's rows, of one KV head. Missing rows are copies of its last one."""
 
     args: IrValue
     dim: int
@@ -69,7 +69,7 @@ class _Wide:
 
 
 def emit_attention_wide(module: Module, dim: int, kind: Any) -> str:
-    """As `emit_attention`, for tiles of up to WIDE_ROWS rows."""
+    """Write the kernel of `emit_attention` for tiles of up to WIDE_ROWS rows."""
     f = Function(module, f"attention_wide_{dim}", [PTR, I64], private=True)
     f.raw.attributes.add("noinline")
     args, item = f.args
@@ -104,12 +104,12 @@ def emit_attention_wide(module: Module, dim: int, kind: Any) -> str:
 
 
 def _line(f: Function, place: IrValue, number: "IrValue | int", column: "IrValue | int" = 0) -> IrValue:
-    """16 rows' part of a line of all rows."""
+    """Find 16 rows' part of a line of all rows."""
     return f.at(place, f.like(number, f.i64(0)) * WIDE_ROWS + column, F32)
 
 
 def _begin(f: Function, tile: _Wide) -> None:
-    """Queries, turned over. No key yet; a sink (Xiao et al. 2023) is a score without a value."""
+    """Transpose queries. There is no key yet; a sink (Xiao et al. 2023) is a score without a value."""
     zeros = f.constant(_V, 0.0)
     with f.loop(0, LANES) as lane:
         for column in _COLUMNS:
@@ -136,7 +136,7 @@ def _begin(f: Function, tile: _Wide) -> None:
 
 
 def _turned(f: Function, lines: list[IrValue]) -> list[IrValue]:
-    """16 vectors of 16: lane n of them as vector n."""
+    """Transpose 16 vectors of 16: lane n of them becomes vector n."""
     lanes, lines = range(LANES), [*lines]
     for step in (8, 4, 2, 1):
         for low in (n for n in lanes if not n & step):
@@ -147,7 +147,7 @@ def _turned(f: Function, lines: list[IrValue]) -> list[IrValue]:
 
 
 def _copy(f: Function, tile: _Wide, which: int) -> None:
-    """16 keys or values as float32."""
+    """Copy 16 keys or values as float32."""
     pool = f.at(f.pointer(tile.args, which), tile.kv_head * tile.dim, tile.kind)
     with f.loop(0, LANES) as lane:
         line = f.at(pool, f.word(tile.offsets, lane), tile.kind)
@@ -157,7 +157,7 @@ def _copy(f: Function, tile: _Wide, which: int) -> None:
 
 
 def _score(f: Function, tile: _Wide, key: IrValue) -> None:
-    """q k * scale of some keys for all rows."""
+    """Compute q k * scale of some keys for all rows."""
     places = [(n, column) for n in range(_KEYS) for column in _COLUMNS]
     with f.loop(0, 8) as lane:  # and the one 8 behind it
         sums = {(half, *place): f.constant(_V, 0.0) for half in (0, 8) for place in places}
@@ -180,7 +180,7 @@ def _score(f: Function, tile: _Wide, key: IrValue) -> None:
 
 
 def _halved(totals: list[IrValue]) -> IrValue:
-    """The sum, halves with halves, as `Function.reduce` does lanes."""
+    """Sum, halves with halves, as `Function.reduce` sums lanes."""
     while len(totals) > 1:
         half = len(totals) // 2
         totals = [a + b for a, b in zip(totals[:half], totals[half:], strict=True)]
@@ -188,7 +188,7 @@ def _halved(totals: list[IrValue]) -> IrValue:
 
 
 def _soften(f: Function, tile: _Wide, base: IrValue) -> None:
-    """Scores become shares: exp(score - the largest so far); their sums, key by key of a block."""
+    """Turn scores into shares, exp(score - the largest so far); sum them key by key of a block."""
     with f.when(f.word(tile.args, SOFTCAP).differs(0)), f.loop(0, LANES) as key:
         cap = f.load(f.at(tile.args, SOFTCAP, I64), F32)
         for column in _COLUMNS:
@@ -221,7 +221,7 @@ def _soften(f: Function, tile: _Wide, base: IrValue) -> None:
 
 
 def _mix(f: Function, tile: _Wide, row: IrValue) -> None:
-    """The values weighted with some rows' shares, added to the sums so far."""
+    """Add the values weighted with some rows' shares to the sums so far."""
     count = tile.dim // LANES
     some = 4 if count % 4 == 0 else 2
     with f.loop(0, tile.dim, some * LANES) as at:

@@ -1,9 +1,9 @@
-"""Threads that run a list of kernels together: the code that each of them executes.
+"""The code of threads that run a list of kernels together.
 
 A recording is a list of instructions: a kernel, how many items it has, its arguments. Every thread walks
-the list. At an instruction it takes items until none is left, and goes on when all of them are
-done, whoever did them. So nobody waits for a thread that the system has put aside, unless that thread
-holds an item. Between two runs a thread spins for a moment and then sleeps.
+the list. At an instruction it takes items until none is left, and goes on when all items are done. So no
+thread waits for one that the system has suspended, unless that one holds an item. Between two runs a
+thread spins for a moment and then sleeps.
 
 All memory that the threads share is arrays of int64 that Python allocates; see `Crew` in threads.py.
 """
@@ -36,7 +36,7 @@ _PATIENCE = 1024  # pauses, some 50 us, before the processor is offered to other
 
 
 def emit_crew(module: Module, isa: Isa) -> None:
-    """`initialise(state)`, `work(state, number)` for helpers, `run(state, recording, count)`, `stop`."""
+    """Write `initialise(state)`, `work(state, number)`, `run(state, recording, count)` and `stop`."""
     wait = _emit_wait(module, isa)
     walk = _emit_walk(module, isa)
     _emit_initialise(module)
@@ -46,7 +46,7 @@ def emit_crew(module: Module, isa: Isa) -> None:
 
 
 def _pause(f: Function, isa: Isa, spins: IrValue) -> None:
-    """Wait a few cycles; now and then let somebody else have the processor."""
+    """Wait a few cycles; now and then yield the processor."""
     if isa.pause:
         f.effect(isa.pause, *([] if "x86" in isa.pause else [f.constant(I32, 1)]))
     with f.when((spins % _PATIENCE).equals(_PATIENCE - 1)):

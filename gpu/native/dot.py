@@ -1,8 +1,8 @@
 """Sums of products of 8-bit integers, four at a time: one function for each instruction set.
 
 All give the same sums to the last bit, since integers do not round. x86 multiplies unsigned by signed
-bytes only, so with VNNI an activation has `Isa.offset` added, and whoever calls takes that many times
-the sum of the weights off again.
+bytes only, so with VNNI an activation has `Isa.offset` added, and the caller subtracts that many times
+the sum of the weights.
 """
 
 from ramify.gpu.native.host import Isa
@@ -31,7 +31,7 @@ def dot(f: Function, isa: Isa, sums: IrValue, four: IrValue, weights: IrValue) -
 
 
 def dot_codes(f: Function, isa: Isa, sums: IrValue, four: IrValue, codes: IrValue, bits: int) -> IrValue:
-    """As `dot`, of signed activations and unsigned codes of 4 bits, or of 8 (signed ones on ARM)."""
+    """Do `dot` for signed activations and unsigned codes of 4 bits, or of 8 (signed ones on ARM)."""
     if isa.dot == "vnni512":
         return f.call(
             "llvm.x86.avx512.vpdpbusd.512", sums.kind, sums, codes.bits_as(sums.kind), f.splat(four)
@@ -54,7 +54,7 @@ def dot_codes(f: Function, isa: Isa, sums: IrValue, four: IrValue, codes: IrValu
 
 
 def _madd_codes(f: Function, activations: IrValue, codes: IrValue, bits: int) -> IrValue:
-    """AVX2: of 4 bits vpmaddubsw does not saturate: 2 * 15 * 127 is a 16-bit integer."""
+    """Multiply with AVX2: vpmaddubsw does not saturate with 4 bits: 2 * 15 * 127 fits 16 bits."""
     pairs, sums = vector(I16, 16), vector(I32, 8)
     if bits == 4:
         added = f.call("llvm.x86.avx2.pmadd.ub.sw", pairs, codes, activations)
@@ -64,7 +64,7 @@ def _madd_codes(f: Function, activations: IrValue, codes: IrValue, bits: int) ->
 
 
 def codes_start(f: Function, isa: Isa, bits: int, start: IrValue) -> IrValue:
-    """The first sums of `dot_codes`: int32 `start` for each of 16 outputs, some of which have two."""
+    """Make the first sums of `dot_codes`: int32 `start` for each of 16 outputs; some have two sums."""
     starts = f.splat(start)
     if bits == 4 or isa.dot != "madd256":
         return starts
@@ -72,7 +72,7 @@ def codes_start(f: Function, isa: Isa, bits: int, start: IrValue) -> IrValue:
 
 
 def total(f: Function, sums: IrValue) -> IrValue:
-    """int32[16] of what `dot_codes` left."""
+    """Reduce the sums of `dot_codes` to int32[16]."""
     if sums.kind.count == LANES:
         return sums
     lanes = sums.kind.count
@@ -80,7 +80,7 @@ def total(f: Function, sums: IrValue) -> IrValue:
 
 
 def _joined(f: Function, parts: list[IrValue]) -> IrValue:
-    """Vectors one behind the other."""
+    """Join vectors one after another."""
     while len(parts) > 1:
         width = 2 * parts[0].kind.count
         parts = [f.shuffle(a, b, range(width)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
@@ -88,14 +88,14 @@ def _joined(f: Function, parts: list[IrValue]) -> IrValue:
 
 
 def _vnni256(f: Function, sums: IrValue, fours: IrValue, weights: IrValue) -> IrValue:
-    """vpdpbusd of 256 bits (AVX VNNI)."""
+    """Multiply with vpdpbusd of 256 bits (AVX VNNI)."""
     name = "llvm.x86.avx512.vpdpbusd.256"
     return f.call(name, sums.kind, sums, fours, weights.bits_as(fours.kind))
 
 
 def _madd256(f: Function, sums: IrValue, fours: IrValue, weights: IrValue) -> IrValue:
-    """AVX2: |activation| times the weight with its sign: vpmaddubsw does not saturate, as both are up
-    to 127.
+    """Multiply with AVX2: |activation| times the weight with its sign. vpmaddubsw does not saturate, as
+    both are up to 127.
     """
     activations, pairs = fours.bits_as(weights.kind), vector(I16, 16)
     size, signed = (
@@ -107,13 +107,13 @@ def _madd256(f: Function, sums: IrValue, fours: IrValue, weights: IrValue) -> Ir
 
 
 def _sdot(f: Function, sums: IrValue, fours: IrValue, weights: IrValue) -> IrValue:
-    """ARM's dot product of signed bytes."""
+    """Multiply with ARM's dot product of signed bytes."""
     name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
     return f.call(name, sums.kind, sums, fours.bits_as(vector(I8, 16)), weights)
 
 
 def _plain(f: Function, sums: IrValue, fours: IrValue, weights: IrValue) -> IrValue:
-    """No instruction of its own: what the compiler makes of it."""
+    """Multiply without an instruction for it: the compiler chooses."""
     activations = f.convert(fours.bits_as(vector(I8, 64)), vector(I32, 64))
     products = activations * f.convert(weights, vector(I32, 64))
     for place in range(4):

@@ -1,4 +1,4 @@
-"""Rows that tokens are looked up in, as floats: of floats as a checkpoint has them, or of packed blocks.
+"""The kernel of the embedding, whose rows are floats as a checkpoint has them, or packed blocks.
 
 Item i: TARGET[i] = row IDS[i] of the table * EMBED_SCALE (the bits of a float32).
 """
@@ -15,12 +15,12 @@ _VF32 = vector(F32)
 
 
 def kernel_name(table: Grouping | str) -> str:
-    """Of the kernel that `emit_embed` writes."""
+    """Name the kernel that `emit_embed` writes."""
     return f"embed_{table if isinstance(table, str) else table.name}"
 
 
 def emit_embed(module: Module, isa: Isa, table: Grouping | str) -> str:
-    """`table`: how its blocks are grouped, or its kind of floats, "F32", "F16" or "BF16"."""
+    """Write the kernel. `table`: the grouping of its blocks, or its floats: "F32", "F16" or "BF16"."""
     f = Function(module, kernel_name(table), [PTR, I64, I64])
     args, begin, end = f.args
     width = f.word(args, WIDTH)
@@ -64,7 +64,7 @@ def _read_blocks(
 
 
 def _read_words(f: Function, codes: IrValue, bits: int, words: IrValue) -> None:
-    """32 codes of an output, in their order, as bytes."""
+    """Read 32 codes of an output, in their order, as bytes."""
     if bits == 8:
         for step in range(GROUP // 4):
             f.store(f.load(f.at(codes, step * 4 * PANEL, I8), I32, 1), f.at(words, step, I32))

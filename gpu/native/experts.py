@@ -1,9 +1,9 @@
-"""Layers of experts: which ones each token goes to, and products that read only those.
+"""Kernels of layers of experts: routing, and products that read only the chosen experts.
 
 A router's scores are float32, because rounding would change which experts are best. Pairs of a token
 and an expert are then put in the experts' order and cut into tiles of an expert's rows; an item of a
-product is a tile by a panel, as in `native.linear`, whose tiles do the work. What each expert makes of a
-token is written by itself and summed in one order, so a row does not depend on its neighbours.
+product is a tile by a panel, as in `native.linear`, whose tiles do the work. Each expert's result for a
+token is stored apart and summed in a fixed order, so a row does not depend on its neighbours.
 """
 
 from ramify.gpu.native.grouped import Grouping, emit_group_tiles
@@ -40,13 +40,13 @@ ADDED, ADDED_STRIDE, SUM_TOP, TARGET, TARGET_STRIDE, WIDTH, SHARED_ROWS, SHARED_
 
 
 def most_tiles(tokens: int, top: int, experts: int) -> int:
-    """That so many tokens can make."""
+    """Count the most tiles that so many tokens can make."""
     pairs = tokens * top
     return min(pairs, experts + pairs // ROW_BLOCK)
 
 
 def emit_routing(module: Module) -> None:
-    """What is beside the products."""
+    """Write the kernels other than products."""
     _emit_router(module)
     _emit_route(module)
     _emit_sort(module)
@@ -54,12 +54,12 @@ def emit_routing(module: Module) -> None:
 
 
 def product_name(epilogue: str, grouping: Grouping | None = None) -> str:
-    """Of a kernel."""
+    """Name a kernel."""
     return f"{OF}{'' if grouping is None else grouping.name + '_'}{epilogue}"
 
 
 def emit_product(module: Module, isa: Isa, epilogue: str, grouping: Grouping | None = None) -> str:
-    """A kernel. Gated: tokens' rows become rows in the experts' order; WEIGHED: these become pairs'."""
+    """Write a product. Gated: tokens' rows -> rows in the experts' order; WEIGHED: these -> pairs'."""
 
     def to_place(f: Function, args: IrValue, place: IrValue) -> tuple[IrValue, IrValue]:
         return f.word(f.pointer(args, PAIRS), place) // f.word(args, TOP), place
@@ -84,7 +84,7 @@ def emit_product(module: Module, isa: Isa, epilogue: str, grouping: Grouping | N
 
 
 def _emit_router(module: Module) -> None:
-    """Rows: tokens; items: _SCORES of their scores each. LOGITS = norm(x) ROUTER^T."""
+    """Write LOGITS = norm(x) ROUTER^T. Rows: tokens; items: _SCORES of their scores each."""
     f = Function(module, "router", [PTR, I64, I64])
     args, begin, end = f.args
     size, experts = f.word(args, SIZE), f.word(args, EXPERTS)
@@ -111,9 +111,9 @@ def _emit_router(module: Module) -> None:
 
 
 def _emit_route(module: Module) -> None:
-    """Item: a token. CHOSEN and WEIGHTS [T, MANY] of the best, the lower index of equal ones first.
+    """Write the choice of CHOSEN and WEIGHTS [T, MANY], the best, the lower index of equal ones first.
 
-    LOGITS become scores. BESIDE [T]: what the shared expert counts.
+    An item is a token. LOGITS become scores. BESIDE [T]: the weight of the shared expert.
     """
     f = Function(module, "route", [PTR, I64, I64])
     args, begin, end = f.args
@@ -166,7 +166,7 @@ def _best(
     f: Function, scores: IrValue, experts: IrValue, correction: IrValue, corrected: IrValue,
     chosen: IrValue, number: IrValue,
 ) -> tuple[IrValue, IrValue]:  # fmt: skip
-    """The best expert that is none of the first `number` of `chosen`, and its score."""
+    """Find the best expert that is none of the first `number` of `chosen`, and its score."""
     best, highest = f.var(f.i64(0)), f.var(f.constant(F32, float("-inf")))
     with f.loop(0, experts) as expert:
         rank = f.var(f.load(f.at(scores, expert, F32), F32))
@@ -187,7 +187,7 @@ def _exp(f: Function, x: IrValue) -> IrValue:
 
 
 def _emit_sort(module: Module) -> None:
-    """One item: pairs in the experts' order, each expert's in their own, and the table of tiles."""
+    """Write the sort, one item: pairs in the experts' order, each expert's as they come, and tiles."""
     f = Function(module, "sort_pairs", [PTR, I64, I64])
     args, begin, end = f.args
     chosen, starts = f.pointer(args, S_CHOSEN), f.pointer(args, S_STARTS)
@@ -221,7 +221,7 @@ def _emit_sort(module: Module) -> None:
 
 
 def _emit_sum(module: Module) -> None:
-    """Item: a token. TARGET = the sum over its pairs of ADDED, and SHARED_ROWS times OPENED."""
+    """Write TARGET = the sum over a token's pairs of ADDED, and SHARED_ROWS times OPENED."""
     f = Function(module, "sum_experts", [PTR, I64, I64])
     args, begin, end = f.args
     stride, top = f.word(args, ADDED_STRIDE), f.word(args, SUM_TOP)

@@ -1,9 +1,9 @@
-"""y = x W^T with weights in groups of 32 inputs, of 4 or 8 bits, each group with a scale of its own.
+"""Products y = x W^T with weights in groups of 32 inputs, of 4 or 8 bits, each group with a scale.
 
 A weight is its group's scale times its code, plus the group's offset if there are any. Codes are
-unsigned bytes, or halves of bytes, from which `zero` is taken off: x86 multiplies unsigned by signed
-bytes, and here the activations are the signed ones. A group's sum of products is an integer; the groups'
-are added as floats, in their order, so a row's result depends on that row alone.
+unsigned bytes, or halves of bytes, from which `zero` is subtracted: x86 multiplies unsigned by signed
+bytes, and here the activations are signed. A group's sum of products is an integer; those of groups are
+added as floats, in their order, so a row's result depends on that row alone.
 
 Panels of 64 outputs: [panel][group][inputs / 4][64][4] codes. Of 4 bits, the next four inputs' codes are
 in the upper halves of the bytes.
@@ -50,7 +50,7 @@ _VF32, _VI8 = vector(F32), vector(I8, 4 * LANES)
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """What of a weight's form changes the code: bits of a code, and whether groups have offsets."""
+    """The form of a weight as kernels differ by it: bits of a code, and whether groups have offsets."""
 
     bits: int
     offsets: bool
@@ -60,13 +60,13 @@ class Grouping:
         return f"{self.bits}{'o' if self.offsets else ''}"
 
     def zero(self, isa: Isa) -> int:
-        """What is taken off a code."""
+        """Return the number that is subtracted from a code."""
         return isa.code_offset if self.bits == 8 else 0 if self.offsets else 8
 
 
 @dataclass(slots=True)
 class PackedGroups:
-    """A weight as the kernel reads it. Inputs and outputs are padded; what pads has a scale of 0."""
+    """A weight as the kernel reads it. Inputs and outputs are padded; padding has a scale of 0."""
 
     grouping: Grouping
     panels: Tensor  # uint8 [panels, groups, steps, 64, 4]
@@ -81,7 +81,7 @@ def pack_groups(
     codes: Tensor, scales: Tensor, offsets: Tensor | None, bits: int, bias: Tensor | None, isa: Isa,
     gated: bool = False, padding: float = 0.0, stacked: int = 1,
 ) -> PackedGroups:  # fmt: skip
-    """codes int8 [outputs, inputs], 4 bits with offsets 0 or more; scales, offsets [outputs, groups].
+    """Pack codes int8 [outputs, inputs], with offsets 0 or more; scales, offsets [outputs, groups].
 
     `gated`, `stacked`: as for `linear.panel_order`; `padding`: what outputs that pad the last panel are.
     """
@@ -93,7 +93,7 @@ def pack_groups(
     as_is = not gated and len(order) == outputs
 
     def placed(values: Tensor, width: int) -> Tensor:
-        """In their order, with zeros for what pads."""
+        """Put values in order, with zeros for padding."""
         if as_is and values.shape[1] == width:
             return values
         whole = values.new_zeros((len(order), width))
@@ -116,7 +116,7 @@ def pack_groups(
 
 
 def emit_grouped(module: Module, isa: Isa, grouping: Grouping, epilogue: str) -> str:
-    """A kernel; `epilogue` as for `linear.emit_linear`."""
+    """Write a product; `epilogue` as for `linear.emit_linear`."""
     tiles = emit_group_tiles(module, isa, grouping, epilogue)
     return emit_blocks(module, f"linear{grouping.name}_{epilogue}", tiles)
 
@@ -125,7 +125,7 @@ def emit_group_tiles(
     module: Module, isa: Isa, grouping: Grouping, epilogue: str, rows_of: RowsOf | None = None,
     name: str = "tile",
 ) -> Tiles:  # fmt: skip
-    """As `linear.emit_tiles`."""
+    """Write tiles as `linear.emit_tiles` does."""
     tall = [] if isa.registers < 32 else [3, 4, 6, *([8] if grouping.bits == 4 else [])]
     called = f"{name}{grouping.name}_{epilogue}"
     return {
@@ -138,7 +138,7 @@ def _emit_tile(
     module: Module, isa: Isa, grouping: Grouping, epilogue: str, rows: int, rows_of: RowsOf | None,
     name: str,
 ) -> Function:  # fmt: skip
-    """`rows` rows by one panel.
+    """Write a tile of `rows` rows by one panel.
 
     There are sums as integers and as floats, so fewer vectors at a time of 4 bits. 8 bits are read in
     one pass instead, and floats are spilled once a group.
@@ -169,9 +169,9 @@ def _sums(
     f: Function, isa: Isa, grouping: Grouping, args: IrValue, panel: IrValue, rows: list[IrValue],
     group: list[IrValue], fresh: IrValue,
 ) -> list[list[IrValue]]:  # fmt: skip
-    """Sums [row][vector] over all inputs, but for the own scales of the activations' `rows`.
+    """Compute sums [row][vector] over all inputs, without the scales of the activations' `rows`.
 
-    `fresh`: no tile has read this panel just before, so what comes next is fetched.
+    `fresh`: no tile has read this panel just before, so weights are fetched ahead.
     """
     count, bits = f.word(args, STEPS), grouping.bits
     size = PANEL * GROUP * bits // 8
@@ -208,7 +208,7 @@ def _sums(
 
 
 def _fetch(f: Function, grouping: Grouping, args: IrValue, place: IrValue, group: list[IrValue]) -> None:
-    """Have all that a group of inputs holds for these vectors come into the second cache."""
+    """Fetch the codes, scales and offsets of a group for these vectors into the second cache."""
     for q in group:
         for at in range(0, GROUP * grouping.bits // 8, 4):
             codes = (place * (GROUP * grouping.bits // 8) + at) * PANEL + q * (4 * LANES)
@@ -218,7 +218,7 @@ def _fetch(f: Function, grouping: Grouping, args: IrValue, place: IrValue, group
 
 
 def _codes(f: Function, codes: IrValue, bits: int, group: list[IrValue]) -> list[list[IrValue]]:
-    """Two times four inputs' codes of each output, for each vector of outputs."""
+    """Load two times four inputs' codes of each output, for each vector of outputs."""
     loaded = [[f.load(f.at(codes, (q * LANES + PANEL * part) * 4, I8), _VI8) for q in group]
               for part in range(bits // 4)]  # fmt: skip
     if bits == 8:

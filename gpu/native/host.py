@@ -1,6 +1,6 @@
-"""What this machine's CPU can do, and how IR becomes functions that ctypes can call.
+"""The instructions of this machine's CPU, and the compilation of IR to functions for ctypes.
 
-Knows LLVM and instruction sets; it does not know what the kernels compute.
+This file knows LLVM and instruction sets, not what the kernels compute.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ _AT_HWCAP, _HWCAP_ASIMDDP = 16, 1 << 20  # of Linux on aarch64; LLVM does not re
 
 @dataclass(frozen=True, slots=True)
 class Isa:
-    """Which instructions the kernels may use. `dot`: how 8-bit integers are multiplied and added."""
+    """The instructions that kernels may use. `dot`: how 8-bit integers are multiplied and added."""
 
     name: str  # as the log tells it
     dot: str  # "vnni512", "vnni256", "madd256", "sdot", "plain"
@@ -37,14 +37,14 @@ class Isa:
 
     @property
     def code_offset(self) -> int:
-        """What 8-bit codes of weights in groups have added: x86 reads them as unsigned."""
+        """The number added to 8-bit codes of weights in groups: x86 reads them as unsigned."""
         return 0 if self.dot in ("sdot", "plain") else 128
 
 
 def host_isa() -> Isa | None:
-    """This machine's instructions; None if it lacks what the kernels need.
+    """Find this machine's instructions; None: it lacks some that the kernels need.
 
-    That is a fused multiply-add, float16, and the threads of POSIX.
+    They need a fused multiply-add, float16, and the threads of POSIX.
     """
     if os.name != "posix":
         return None
@@ -56,7 +56,7 @@ def host_isa() -> Isa | None:
 
 
 def isa_of(architecture: str, features: set[str]) -> Isa | None:
-    """The instructions of a CPU with these features, in LLVM's names."""
+    """Derive the instructions of a CPU from its features, in LLVM's names."""
     if architecture in ("x86_64", "amd64"):
         if not {"avx2", "fma", "f16c"} <= features:
             return None
@@ -77,12 +77,12 @@ def isa_of(architecture: str, features: set[str]) -> Isa | None:
 
 
 class MachineCode:
-    """Machine code of kernels. `address` finds one of them; keep this object while one runs."""
+    """The machine code of kernels. `address` finds one of them; keep this object while one runs."""
 
     def __init__(self, name: str, write: Callable[[Module], object], place: Path | None) -> None:
-        """`write`: writes the kernels down, unless their code is kept in the folder `place`.
+        """`write`: writes the kernels, unless their code is kept in the folder `place`.
 
-        `name`: all that the kernels depend on beside our sources and this machine.
+        `name`: all that the kernels depend on besides our sources and this machine.
         """
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()
@@ -126,7 +126,7 @@ _MODULES: dict[str, MachineCode] = {}
 
 
 def compiled(name: str, write: Callable[[Module], object]) -> MachineCode:
-    """Compiled, or read from where it is kept, once in a process. See `MachineCode`."""
+    """Compile, or read code that is kept, once in a process. See `MachineCode`."""
     if name not in _MODULES:
         _MODULES[name] = MachineCode(name, write, folder())
     return _MODULES[name]
@@ -140,7 +140,7 @@ def _all_features() -> dict[str, bool]:
 
 
 def _auxiliary(kind: int) -> int:
-    """What Linux tells each process about its CPU."""
+    """Read an entry of Linux's auxiliary vector, which tells each process about its CPU."""
     getauxval = ctypes.CDLL(None).getauxval
     getauxval.argtypes, getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
     return int(getauxval(kind))

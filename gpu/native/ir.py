@@ -1,4 +1,4 @@
-"""Writes LLVM IR as Python expressions: values with operators, loops and branches as `with` blocks.
+"""A writer of LLVM IR from Python: values with operators, loops and branches as `with` blocks.
 
 Vectors have 16 lanes whatever the machine's registers hold: LLVM splits them. Nothing here lets the
 compiler change the order of a sum, so a kernel gives the same bits on every machine that has a fused
@@ -21,7 +21,7 @@ CACHE_LINE = 64
 
 
 def vector(element: Any, lanes: int = LANES) -> Any:
-    """<lanes x element>."""
+    """Make the type <lanes x element>."""
     return ir.VectorType(element, lanes)
 
 
@@ -86,31 +86,31 @@ class IrValue:
         return self._compare("!=", other)
 
     def both(self, other: "IrValue") -> "IrValue":
-        """Where two conditions hold."""
+        """Tell where two conditions hold."""
         return IrValue(self.f, self.f.builder.and_(self.raw, other.raw))
 
     def either(self, other: "IrValue") -> "IrValue":
-        """Where one of two conditions holds."""
+        """Tell where one of two conditions holds."""
         return IrValue(self.f, self.f.builder.or_(self.raw, other.raw))
 
     def opposite(self) -> "IrValue":
-        """Where a condition does not hold."""
+        """Tell where a condition does not hold."""
         return IrValue(self.f, self.f.builder.not_(self.raw))
 
     def as_pointer(self) -> "IrValue":
-        """An int64 as an address."""
+        """Convert an int64 to an address."""
         return IrValue(self.f, self.f.builder.inttoptr(self.raw, PTR))
 
     def as_number(self) -> "IrValue":
-        """An address as int64."""
+        """Convert an address to int64."""
         return IrValue(self.f, self.f.builder.ptrtoint(self.raw, I64))
 
     def lane(self, index: int) -> "IrValue":
-        """One element of a vector."""
+        """Extract an element of a vector."""
         return IrValue(self.f, self.f.builder.extract_element(self.raw, ir.Constant(I32, index)))
 
     def bits_as(self, kind: Any) -> "IrValue":
-        """The same bits, read as another type."""
+        """Read the same bits as another type."""
         return IrValue(self.f, self.f.builder.bitcast(self.raw, kind))
 
     def _binary(self, floating: str, integer: str, other: "IrValue | float") -> "IrValue":
@@ -140,14 +140,14 @@ class Variable:
 
 
 class Module:
-    """Functions that are compiled together."""
+    """A set of functions that are compiled together."""
 
     def __init__(self) -> None:
         self.raw = ir.Module("ramify")
         self._declared: dict[str, Any] = {}
 
     def external(self, name: str, result: Any, params: Sequence[Any]) -> Any:
-        """An intrinsic, or a function of the C library."""
+        """Declare an intrinsic, or a function of the C library."""
         if name not in self._declared:
             self._declared[name] = ir.Function(self.raw, ir.FunctionType(result, params), name)
         return self._declared[name]
@@ -181,7 +181,7 @@ class Function:
         return self.constant(I64, number)
 
     def like(self, value: "IrValue | float", other: IrValue) -> IrValue:
-        """`value` in the type of `other`: a number or a scalar becomes a vector if need be."""
+        """Convert `value` to the type of `other`: a number or a scalar becomes a vector if need be."""
         if not isinstance(value, IrValue):
             return self.constant(other.kind, value)
         if isinstance(other.kind, ir.VectorType) and not isinstance(value.kind, ir.VectorType):
@@ -197,7 +197,7 @@ class Function:
         return IrValue(self, self.builder.shuffle_vector(one, one, zeros))
 
     def shuffle(self, a: IrValue, b: IrValue, order: Sequence[int]) -> IrValue:
-        """The lanes `order` of a and b, one behind the other."""
+        """Pick the lanes `order` of a and b, one after another."""
         mask = ir.Constant(vector(I32, len(order)), list(order))
         return IrValue(self, self.builder.shuffle_vector(a.raw, b.raw, mask))
 
@@ -223,7 +223,7 @@ class Function:
         self.builder.call(self.builder.inttoptr(address.raw, kind), [arg.raw for arg in args])
 
     def fma(self, a: IrValue, b: IrValue, c: IrValue) -> IrValue:
-        """a * b + c, rounded once."""
+        """Compute a * b + c, rounded once."""
         a, b = self.like(a, c), self.like(b, c)
         return self.call(f"llvm.fma.{_suffix(c.kind)}", c.kind, a, b, c)
 
@@ -231,27 +231,27 @@ class Function:
         return IrValue(self, self.builder.select(condition.raw, yes.raw, no.raw))
 
     def shifted(self, value: IrValue, count: IrValue) -> IrValue:
-        """value << count."""
+        """Compute value << count."""
         return IrValue(self, self.builder.shl(value.raw, count.raw))
 
     def unshifted(self, value: IrValue, count: IrValue) -> IrValue:
-        """value >> count, value not negative."""
+        """Compute value >> count, value not negative."""
         return IrValue(self, self.builder.lshr(value.raw, count.raw))
 
     def unordered(self, value: IrValue) -> IrValue:
-        """Where `value` is not a number."""
+        """Tell where `value` is NaN."""
         return IrValue(self, self.builder.fcmp_unordered("uno", value.raw, value.raw))
 
     def larger(self, a: IrValue, b: IrValue) -> IrValue:
-        """The larger one; b if either is not a number."""
+        """Return the larger one; b if either is NaN."""
         return self.select(a > b, a, b)
 
     def smaller(self, a: IrValue, b: IrValue) -> IrValue:
-        """The smaller one; b if either is not a number."""
+        """Return the smaller one; b if either is NaN."""
         return self.select(a < b, a, b)
 
     def reduce(self, value: IrValue, combine: Any) -> IrValue:
-        """All lanes combined to a scalar, halves with halves."""
+        """Combine all lanes to a scalar, halves with halves."""
         lanes = value.kind.count
         while lanes > 1:
             lanes //= 2
@@ -260,7 +260,7 @@ class Function:
         return value.lane(0)
 
     def convert(self, value: IrValue, kind: Any) -> IrValue:
-        """To another float type or a wider or narrower integer."""
+        """Convert to another float type or a wider or narrower integer."""
         own, builder = value.kind, self.builder
         if str(own) == str(kind):
             return value
@@ -273,13 +273,13 @@ class Function:
         return IrValue(self, (builder.sext if grows else builder.trunc)(value.raw, kind))
 
     def unsigned(self, value: IrValue, kind: Any) -> IrValue:
-        """An unsigned integer, widened."""
+        """Widen an unsigned integer."""
         return IrValue(self, self.builder.zext(value.raw, kind))
 
     # --- memory ---
 
     def at(self, base: IrValue, index: "IrValue | int", kind: Any) -> IrValue:
-        """The address of element `index` of an array of `kind`."""
+        """Compute the address of element `index` of an array of `kind`."""
         offset = self.like(index, self.i64(0))
         return IrValue(self, self.builder.gep(base.raw, [offset.raw], source_etype=kind))
 
@@ -294,32 +294,32 @@ class Function:
         self.builder.store(value.raw, place.raw, align=align)
 
     def fetch(self, place: IrValue) -> None:
-        """Have the line at an address come into the second cache; the address need not be valid."""
+        """Fetch the cache line at an address into the second cache; the address need not be valid."""
         hints = (self.constant(I32, number) for number in (0, 2, 1))
         self.effect("llvm.prefetch.p0", place, *hints)
 
     def pointer(self, base: IrValue, index: "IrValue | int") -> IrValue:
-        """Element `index` of an array of addresses."""
+        """Load element `index` of an array of addresses."""
         return IrValue(self, self.builder.inttoptr(self.word(base, index).raw, PTR))
 
     def swap(self, kind: str, place: IrValue, value: IrValue) -> IrValue:
-        """An atomic "add" or "xchg" of int64: what was there before."""
+        """Do an atomic "add" or "xchg" of int64. Returns the value before."""
         return IrValue(self, self.builder.atomic_rmw(kind, place.raw, value.raw, "seq_cst"))
 
     def load_shared(self, place: IrValue) -> IrValue:
-        """int64 that other threads write."""
+        """Load an int64 that other threads write."""
         return IrValue(self, self.builder.load_atomic(place.raw, "seq_cst", 8, typ=I64))
 
     def store_shared(self, value: IrValue, place: IrValue) -> None:
-        """int64 that other threads read."""
+        """Store an int64 that other threads read."""
         self.swap("xchg", place, value)  # llvmlite stores atomically to typed pointers only
 
     def word(self, base: IrValue, index: "IrValue | int") -> IrValue:
-        """Element `index` of an array of int64."""
+        """Load element `index` of an array of int64."""
         return self.load(self.at(base, index, I64), I64)
 
     def scratch(self, kind: Any, count: int) -> IrValue:
-        """Memory of the running call: `count` of `kind`."""
+        """Allocate `count` of `kind` on the stack of the running call."""
         with self.builder.goto_entry_block():
             place: Any = self.builder.alloca(kind, size=ir.Constant(I64, count))
             place.align = CACHE_LINE
@@ -336,7 +336,7 @@ class Function:
     def loop(
         self, start: "IrValue | int", stop: "IrValue | int", step: "IrValue | int" = 1
     ) -> Iterator[IrValue]:
-        """for index in range(start, stop, step), all int64."""
+        """Loop for index in range(start, stop, step), all int64."""
         builder = self.builder
         begin, end, stride = (self.like(n, self.i64(0)) for n in (start, stop, step))
         index = self.var(begin)
@@ -352,7 +352,7 @@ class Function:
 
     @contextmanager
     def repeat(self) -> Iterator[Any]:
-        """Forever, until `leave(condition)` is called with a condition that holds."""
+        """Loop until `leave(condition)` is called with a condition that holds."""
         builder = self.builder
         body, after = self.raw.append_basic_block("body"), self.raw.append_basic_block("after")
         builder.branch(body)

@@ -1,11 +1,11 @@
-"""Keeps compiled machine code between starts of the server, in a folder of the user's own.
+"""The cache of compiled machine code between starts of the server, in a folder of the user's own.
 
-Compiling the kernels of a model takes 1 to 2 s of CPU. An entry is a kernel, or a few. It is found by
-all that its code depends on: our sources, what is asked of them, LLVM's version, the CPU and its
-features. It is executed, so it is read only from a file and a folder that are the user's and that
-nobody else may write, and only whole (a digest is in front of the code). It is written beside its place
-and then renamed, so no reader sees a part of it; the oldest ones go when there are too many. Where the
-folder cannot be used nothing is kept.
+Compiling the kernels of a model takes 1 to 2 s of CPU. An entry is a kernel, or a few. Its key is all
+that its code depends on: our sources, their arguments, LLVM's version, the CPU and its features. It is
+executed, so it is read only from a file and a folder that are the user's and that no other user may
+write, and only whole (a digest is in front of the code). It is written beside its place and then
+renamed, so no reader sees a part of it; the oldest entries are removed when there are too many. Where
+the folder cannot be used nothing is kept.
 
 `RAMIFY_KERNEL_CACHE` names another folder; empty, nothing is kept.
 """
@@ -25,7 +25,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def folder() -> Path | None:
-    """Where code is kept; None if nothing is to be kept."""
+    """Find the folder where code is kept; None: nothing is to be kept."""
     named = os.environ.get("RAMIFY_KERNEL_CACHE")
     if named is not None:
         return Path(named) if named else None
@@ -37,7 +37,7 @@ def folder() -> Path | None:
 
 
 class CachedCode:
-    """One entry: the code that `depends_on` decides."""
+    """An entry: the code that depends on `depends_on`."""
 
     def __init__(self, depends_on: Sequence[str], place: Path | None) -> None:
         """`place`: the folder; None: nothing is kept."""
@@ -49,11 +49,11 @@ class CachedCode:
 
     @property
     def exists(self) -> bool:
-        """Whether there is such a file, whatever it holds."""
+        """Whether the entry's file exists, whatever it holds."""
         return self._place is not None and (self._place / self._name).exists()
 
     def read(self) -> bytes | None:
-        """The code, if it is there and whole, and nobody else could have written it."""
+        """Read the code; None: it is missing, damaged, or another user could have written it."""
         if self._place is None:
             return None
         try:
@@ -75,7 +75,7 @@ class CachedCode:
         return code
 
     def write(self, code: bytes) -> None:
-        """Keep the code, if the folder can be used."""
+        """Write the code, if the folder can be used."""
         if self._place is None or len(code) + _DIGEST > MOST_BYTES:
             return
         with contextlib.suppress(OSError):
@@ -94,20 +94,20 @@ class CachedCode:
 
     @staticmethod
     def _bound(place: Path) -> None:
-        """Remove what was used longest ago, and what writers that died have left, as any other file."""
+        """Remove the entries used longest ago; files of writers that died count as entries."""
         aged = sorted(((each.stat().st_mtime, each.path) for each in os.scandir(place)), reverse=True)
         for _, path in aged[MOST_FILES:]:
             os.unlink(path)
 
 
 def _own(found: os.stat_result) -> bool:
-    """Whether a file or folder is this user's, and nobody else may write it."""
+    """Whether a file or folder is this user's, and no other user may write it."""
     return found.st_uid == os.geteuid() and not found.st_mode & 0o022 and not stat.S_ISLNK(found.st_mode)
 
 
 @cache
 def _sources() -> str:
-    """Digest of what the kernels are written by: this package."""
+    """Compute a digest of the sources of the kernels: this package."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):
         for part in (file.name.encode(), file.read_bytes()):

@@ -1,6 +1,6 @@
 """The kernels of a model, each compiled once for all models, and instructions that run them on tensors.
 
-Knows which argument of a kernel is which tensor. It does not know what a model is made of.
+This file knows which argument of a kernel is which tensor, not what a model is made of.
 """
 
 import struct
@@ -35,14 +35,14 @@ from ramify.gpu.native.threads import Instruction, Words, aligned
 Array = npt.NDArray[Any]
 Packed = PackedWeight | PackedGroups
 Grouped = tuple[tuple[str, Grouping], ...]
-"""What is done with products of weights in groups, and how these are grouped."""
+"""The epilogues of products with weights in groups, and the groupings."""
 
 _KINDS = {torch.float32: F32, torch.float16: F16}
 
 
 @dataclass(slots=True)
 class DrawArrays:
-    """How each line samples: temperature, number in [0, 1), what is cut off; what came out, or -1."""
+    """The sampling of each line: temperature, number in [0, 1), cuts; and the token, or -1."""
 
     temperatures: npt.NDArray[np.float32]  # 0: the best token
     uniforms: npt.NDArray[np.float64]
@@ -70,7 +70,7 @@ class Quantised:
 
 
 def empty_quantised(count: int, size: int, isa: Isa, grouped: bool = False) -> Quantised:
-    """Room for `count` rows. What pads a row counts nothing: its weights are 0, or, in groups, it is."""
+    """Allocate `count` rows. Padding counts nothing: its weights are 0, or, in groups, it is 0."""
     padded, room = linear.padded_inputs(size), count
     if isa.matrices and not grouped:  # rows that are read and do not count
         room = -(-count // matrices.ROOM) * matrices.ROOM
@@ -81,8 +81,8 @@ def empty_quantised(count: int, size: int, isa: Isa, grouped: bool = False) -> Q
 
 @dataclass(slots=True)
 class RoutedTokens:
-    """Where the tokens of a step go: of one layer after another. `pair_count` and `most_tiles`: see
-    `of_tokens`; the others are written by the kernels."""
+    """The routes of a step's tokens, for one layer after another. `pair_count`, `most_tiles`: see
+    `of_tokens`; the kernels write the others."""
 
     logits: Tensor  # float32[T, experts, padded]
     chosen: Tensor  # int64[T, top]
@@ -97,14 +97,14 @@ class RoutedTokens:
     most_tiles: Words
 
     def of_tokens(self, count: int) -> None:
-        """A step of so many tokens comes."""
+        """Prepare for a step of so many tokens."""
         top = self.chosen.shape[1]
         self.pair_count[0] = count * top
         self.most_tiles[0] = experts.most_tiles(count, top, self.experts)
 
 
 def empty_routed(tokens: int, top: int, number: int) -> RoutedTokens:
-    """Room for up to so many tokens."""
+    """Allocate routes of up to so many tokens."""
     once = aligned(1)
     once[0] = 1
     most = experts.most_tiles(tokens, top, number)
@@ -118,11 +118,11 @@ def empty_routed(tokens: int, top: int, number: int) -> RoutedTokens:
 
 
 class Kernels:
-    """Instructions for heads of size `dim` and a KV pool of `dtype`.
+    """Maker of instructions, for heads of size `dim` and a KV pool of `dtype`.
 
-    `endings`: what is done with products, see `linear`; `grouped`: with those of weights in groups.
+    `endings`: epilogues of products, see `linear`; `grouped`: of those with weights in groups.
     Each kernel is a module of its own: models that share it compile it once.
-    `table`: what tokens are looked up in, see `embedding`.
+    `table`: the form of the embedding, see `embedding`.
     """
 
     def __init__(
@@ -154,13 +154,13 @@ class Kernels:
         self._dim = dim
 
     def _compile(self, names: str, depends: object, write: Callable[[Module], object]) -> None:
-        """Functions of one module. `depends`: what their code depends on beside their names."""
+        """Compile the functions of a module. `depends`: what their code depends on besides `names`."""
         self._codes |= dict.fromkeys(names.split(), compiled(f"{names} {depends}", write))
 
     def embed(
         self, count: Words, ids: Words, table: PackedGroups | Tensor, scale: float, target: Tensor
     ) -> Instruction:
-        """target[i] = row ids[i] of the table * scale."""
+        """Set target[i] to row ids[i] of the table * scale."""
         given: dict[int, Tensor | Array | float] = {
             embedding.IDS: ids, embedding.TARGET: target, embedding.WIDTH: target.shape[1],
             embedding.EMBED_SCALE: scale,
@@ -179,7 +179,7 @@ class Kernels:
         self, count: Words, source: Tensor, size: int, target: Quantised,
         norm: tuple[Tensor, float] | None = None, lines: Words | None = None,
     ) -> Instruction:  # fmt: skip
-        """Rows of `source` (those of `lines`), normed with weight and eps, as 8-bit integers."""
+        """Quantise rows of `source` (those of `lines`), normed with weight and eps, to 8 bits."""
         sums = target.sums
         args = _args(rows.GROUP_SUMS_STRIDE + 1, {
             rows.ROWS_IN: source, rows.IN_STRIDE: source.stride(0), rows.SIZE: size,
@@ -195,7 +195,7 @@ class Kernels:
     def norm_add(
         self, count: Words, source: Tensor, norm: tuple[Tensor, float] | None, target: Tensor
     ) -> Instruction:
-        """target[i] += norm(source[i])."""
+        """Add norm(source[i]) to target[i]."""
         args = _args(rows.ADDED + 1, {
             rows.ROWS_IN: source, rows.IN_STRIDE: source.stride(0), rows.SIZE: target.shape[1],
             rows.NORM: 0 if norm is None else norm[0], rows.EPS: 0.0 if norm is None else norm[1],
@@ -206,7 +206,7 @@ class Kernels:
     def linear(
         self, count: Words, x: Quantised, weight: Packed, out: Tensor, end: str, cap: float = 0.0
     ) -> Instruction:
-        """out = x W^T, or as `end` says: "add", "softcap", or an activation of a gated layer."""
+        """Compute out = x W^T, with epilogue `end`: "store", "add", "softcap", or a gated activation."""
         given = _product(x, weight, out) | {linear.ROWS: count, linear.CAP: cap}
         name, args = _product_name(end, _grouping(weight)), _args(linear.GROUP_SUMS_STRIDE + 1, given)
         one = self._instruction(name, count, args, (x, weight, out))
@@ -217,7 +217,7 @@ class Kernels:
         self, count: Words, x: Tensor, norm: tuple[Tensor, float] | None, router: Tensor,
         correction: Tensor | None, to: RoutedTokens, flags: int, scale: float,
     ) -> list[Instruction]:  # fmt: skip
-        """The best experts of each row of x, in `to`. router float32[experts (and a gate), size]."""
+        """Choose the experts of each row of x, in `to`. router float32[experts (and a gate), size]."""
         given: dict[int, Tensor | Array | float] = {
             experts.ROWS_IN: x, experts.IN_STRIDE: x.stride(0), experts.SIZE: router.shape[1],
             experts.NORM: 0 if norm is None else norm[0], experts.EPS: 0.0 if norm is None else norm[1],
@@ -244,9 +244,9 @@ class Kernels:
     def of_experts(
         self, x: Quantised, weight: Packed, to: RoutedTokens, number: int, out: Tensor, end: str
     ) -> Instruction:
-        """`end`: an activation: rows of tokens become rows in the experts' order; "weigh": pairs' rows.
+        """Multiply by `number` experts, stacked in the weight.
 
-        `number`: of the experts that are stacked in the weight.
+        `end`: an activation: tokens' rows -> rows in the experts' order; "weigh": these -> pairs' rows.
         """
         panels = weight.outputs // linear.PANEL // number
         counts = to.weights if end == linear.WEIGHED else to.chosen.shape[1]
@@ -262,7 +262,7 @@ class Kernels:
     def sum_experts(
         self, count: Words, added: Tensor, to: RoutedTokens, shared: Tensor | None, out: Tensor
     ) -> Instruction:
-        """out[i] = the sum of what its experts added, and of the shared one's row."""
+        """Set out[i] to the sum of the rows of its experts, and of the shared expert's row."""
         args = _args(experts.OPENED + 1, {
             experts.ADDED: added, experts.ADDED_STRIDE: added.stride(0),
             experts.SUM_TOP: to.chosen.shape[1], experts.TARGET: out,
@@ -296,7 +296,7 @@ class Kernels:
         heads: tuple[int, int], page_size: int, scale: float, softcap: float | None,
         window: int | None, sinks: Tensor | None,
     ) -> Instruction:  # fmt: skip
-        """Attention of `count[0]` tiles; `tiles` int64 [.., TILE_WORDS]."""
+        """Attend for `count[0]` tiles; `tiles` int64 [.., TILE_WORDS]."""
         args = _args(attention.SINKS + 1, {
             attention.Q: q, attention.Q_STRIDE: q.stride(0), attention.KEYS: pool[0],
             attention.VALUES: pool[1], attention.OUT: out, attention.OUT_STRIDE: out.stride(0),
@@ -312,7 +312,7 @@ class Kernels:
         return one
 
     def choose(self, count: Words, logits: Tensor, draws: DrawArrays, bad: int = -1) -> Instruction:
-        """draws.tokens[i]: the best of logits[i], or one drawn; `bad` where they are not finite."""
+        """Set draws.tokens[i] to the best of logits[i], or a drawn one; `bad`: they are not finite."""
         args = _args(sampling.BAD + 1, {
             sampling.LOGITS: logits, sampling.STRIDE: logits.stride(0), sampling.SIZE: logits.shape[1],
             sampling.TEMPERATURES: draws.temperatures, sampling.UNIFORMS: draws.uniforms,
@@ -326,7 +326,7 @@ class Kernels:
 
 
 def _product(x: Quantised, weight: Packed, out: Tensor) -> "dict[int, Tensor | Array | float]":
-    """Arguments of every product."""
+    """Collect the arguments that every product has."""
     given: dict[int, Tensor | Array | float] = {
         linear.X: x.values, linear.X_STRIDE: x.values.stride(0), linear.SCALES: x.scales,
         linear.WEIGHT: weight.panels, linear.WEIGHT_SCALES: weight.scales,
@@ -345,7 +345,7 @@ def _product(x: Quantised, weight: Packed, out: Tensor) -> "dict[int, Tensor | A
 
 
 def table_kind(table: PackedGroups | Tensor) -> Grouping | str:
-    """As `emit_embed` calls it."""
+    """Name a table's form as `emit_embed` does."""
     return FLOAT_KINDS[table.dtype] if isinstance(table, Tensor) else table.grouping
 
 
@@ -369,7 +369,7 @@ def _emit_product(module: Module, isa: Isa, end: str, grouping: Grouping | None)
 
 
 def _args(count: int, given: "dict[int, Tensor | Array | float]") -> list[int]:
-    """Words in order: addresses of tensors and arrays, whole numbers, bits of floats."""
+    """Convert arguments to words: addresses of tensors and arrays, whole numbers, bits of floats."""
     args = [0] * count
     for index, value in given.items():
         if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""y = x W^T with 8-bit weights and activations, and what is done with y before it is stored.
+"""Products y = x W^T with 8-bit weights and activations, and their epilogues.
 
 A weight has one scale for each output, an activation one for each row, so a row's result does not
 depend on its neighbours. Sums are integers: exact, and the same on every machine.
@@ -49,7 +49,7 @@ _EPILOGUES = ("store", "add", "softcap", *GATED)
 WEIGHED = "weigh"  # times what the expert counts for the token
 
 RowsOf = Callable[[Function, IrValue, IrValue], tuple[IrValue, IrValue]]
-"""(a function, its arguments, a row of a tile) -> which rows it reads and writes."""
+"""Takes a function, its arguments, a row of a tile. Returns which rows that reads and writes."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class PackedWeight:
 
 
 def panel_bias(bias: Tensor | None, order: Tensor, padding: float = 0.0) -> Tensor | None:
-    """In the order of panels; None if there is none, and nothing that `padding` is given to."""
+    """Put the bias in the order of panels; None: there is none, and no padding that needs a value."""
     known = order >= 0
     if bias is None and (not padding or bool(known.all())):
         return None
@@ -75,12 +75,12 @@ def panel_bias(bias: Tensor | None, order: Tensor, padding: float = 0.0) -> Tens
 
 
 def padded_inputs(inputs: int) -> int:
-    """Bytes of a row of 8-bit activations."""
+    """Compute the bytes of a row of 8-bit activations."""
     return -(-inputs // PANEL) * PANEL
 
 
 def panel_order(outputs: int, gated: bool, stacked: int = 1) -> Tensor:
-    """Which row of the weight each packed output is; -1: none. `stacked`: so many alike weights."""
+    """Compute which row of the weight each packed output is; -1: none. `stacked`: number of weights."""
     outputs //= stacked
     size, wide = (outputs // 2, PANEL // 2) if gated else (outputs, PANEL)
     order = np.full((-(-size // wide), 1 + gated, wide), -1)  # torch's threads would spin for it
@@ -93,7 +93,7 @@ def panel_order(outputs: int, gated: bool, stacked: int = 1) -> Tensor:
 
 
 def emit_linear(module: Module, isa: Isa, epilogue: str) -> str:
-    """A kernel. `epilogue`: "store", "add" to what OUT holds, "softcap"; gated "silu", "gelu_tanh"."""
+    """Write a product. `epilogue`: "store", "add" to OUT, "softcap"; gated "silu", "gelu_tanh"."""
     if epilogue not in _EPILOGUES:
         raise ValueError(f"a product has no ending {epilogue!r}: one of {_EPILOGUES}")
     wide = [_emit_matrices(module, epilogue, blocks) for blocks in (1, 2)] if isa.matrices else []
@@ -102,11 +102,11 @@ def emit_linear(module: Module, isa: Isa, epilogue: str) -> str:
 
 
 Tiles = dict[int, Function]
-"""By how many rows they take, in their order, from 1 on."""
+"""Tiles by their number of rows, from 1 on."""
 
 
 def emit_blocks(module: Module, name: str, tiles: Tiles, wide: Sequence[Function] = ()) -> str:
-    """A kernel of tiles. `wide`: for up to 16 rows and up to 32, where there are many."""
+    """Write a kernel of tiles. `wide`: for up to 16 rows and up to 32, where there are many."""
     f = Function(module, name, [PTR, I64, I64])
     args, begin, end = f.args
     rows = f.load(f.pointer(args, ROWS), I64)
@@ -161,7 +161,7 @@ def emit_tiles(
     module: Module, isa: Isa, epilogue: str, rows_of: RowsOf | None = None, name: str = "tile",
     tallest: int = 6,
 ) -> Tiles:  # fmt: skip
-    """Tiles of some rows by a panel. `rows_of`: None: rows are read and written where they are."""
+    """Write tiles of some rows by a panel. `rows_of`: None: rows are read and written in place."""
     tallest = tallest if isa.registers >= 32 else 2
     return {
         rows: _emit_tile(module, isa, epilogue, rows, rows_of, f"{name}_{epilogue}_{rows}")
@@ -172,7 +172,7 @@ def emit_tiles(
 def _emit_tile(
     module: Module, isa: Isa, epilogue: str, rows: int, rows_of: RowsOf | None, name: str
 ) -> Function:
-    """`rows` rows by one panel, some vectors of outputs at a time."""
+    """Write a tile of `rows` rows by one panel, some vectors of outputs at a time."""
     f = Function(module, name, [PTR, I64, I64], private=True)
     args, panel, first = f.args
     steps = f.word(args, STEPS)
@@ -196,7 +196,7 @@ def _emit_tile(
 
 
 def _emit_matrices(module: Module, epilogue: str, blocks: int) -> Function:
-    """So many rows by one panel, in matrix registers, which take 16 at a time."""
+    """Write a tile of `blocks` times 16 rows by one panel, in matrix registers, which take 16 each."""
     f = Function(module, f"matrices_{epilogue}_{blocks}", [PTR, I64, I64, I64], private=True)
     args, panel, first, count = f.args
     steps, stride = f.word(args, STEPS), f.word(args, X_STRIDE)
@@ -223,7 +223,7 @@ def _emit_matrices(module: Module, epilogue: str, blocks: int) -> Function:
 
 
 def vector_groups(epilogue: str, quads: int) -> list[list[int]]:
-    """A panel's vectors of outputs, `quads` at a time; a gate's beside that of its `up`."""
+    """Group a panel's vectors of outputs, `quads` at a time; a gate's with that of its `up`."""
     if epilogue in GATED and quads < _QUADS:
         return [[q, q + _QUADS // 2] for q in range(_QUADS // 2)]
     return [list(range(q, q + quads)) for q in range(0, _QUADS, quads)]
@@ -233,7 +233,7 @@ def _products(
     f: Function, isa: Isa, args: IrValue, panel: IrValue, lines: list[IrValue], weight: IrValue,
     steps: IrValue, group: list[int], fresh: IrValue,
 ) -> list[list[IrValue]]:  # fmt: skip
-    """Integer sums [row][vector] over all inputs, the offset's share taken off."""
+    """Compute integer sums [row][vector] over all inputs, the offset's share subtracted."""
     base = f.pointer(args, SUMS)
     zeros = f.constant(_VI32, 0)
     sums = [[f.var(zeros) for _ in group] for _ in lines]
@@ -257,7 +257,7 @@ def finish(
     f: Function, args: IrValue, epilogue: str, panel: IrValue, row: IrValue,
     group: Sequence[int | IrValue], values: list[IrValue],
 ) -> None:  # fmt: skip
-    """Store a row's values as the epilogue says."""
+    """Store a row's values by the epilogue."""
     line = f.at(f.pointer(args, OUT), row * f.word(args, OUT_STRIDE), F32)
     if epilogue in GATED:
         act = silu if epilogue == "silu" else gelu_tanh
@@ -284,7 +284,7 @@ def _scaled(f: Function, args: IrValue, column: IrValue, scale: IrValue, sums: I
 
 
 def biased(f: Function, args: IrValue, column: IrValue, values: IrValue) -> IrValue:
-    """With the bias of the outputs from `column` on, if there is one."""
+    """Add the bias of the outputs from `column` on, if there is one."""
     bias = f.var(values)
     with f.when(f.word(args, BIAS).differs(0)):
         bias.set(values + f.load(f.at(f.pointer(args, BIAS), column, F32), _VF32))

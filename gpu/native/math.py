@@ -1,4 +1,4 @@
-"""exp and what is made of it, as vectors: the same steps on every machine. Not a number stays one."""
+"""exp and functions of it, on vectors: the same steps on every machine. NaN stays NaN."""
 
 from ramify.gpu.native.ir import F32, I32, LANES, Function, IrValue, vector
 
@@ -11,12 +11,12 @@ _TAYLOR = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)  # error below 2e-7
 
 
 def rounded(x: IrValue) -> IrValue:
-    """The nearest whole number as int32, for |x| < 2^22. Undefined, but harmless, for others."""
+    """Round to the nearest int32, for |x| < 2^22. Undefined, but harmless, for others."""
     return (x + _ROUND).bits_as(vector(I32, LANES)) - _ROUND_BITS
 
 
 def exp(f: Function, x: IrValue) -> IrValue:
-    """e^x, to about 2e-7 relative; 0 below the range of float32, about its largest above."""
+    """Compute e^x, to about 2e-7 relative; 0 below the range of float32, about its largest above."""
     tiny = x < _LOW
     x = f.select(tiny, f.like(f.constant(F32, _LOW), x), x)
     x = f.select(x > _HIGH, f.like(f.constant(F32, _HIGH), x), x)
@@ -32,16 +32,16 @@ def exp(f: Function, x: IrValue) -> IrValue:
 
 
 def silu(f: Function, x: IrValue) -> IrValue:
-    """x / (1 + e^-x)."""
+    """Compute x / (1 + e^-x)."""
     return x / (exp(f, f.like(0.0, x) - x) + 1.0)
 
 
 def tanh(f: Function, x: IrValue) -> IrValue:
-    """1 - 2 / (e^2x + 1)."""
+    """Compute 1 - 2 / (e^2x + 1)."""
     return f.like(1.0, x) - f.like(2.0, x) / (exp(f, x * 2.0) + 1.0)
 
 
 def gelu_tanh(f: Function, x: IrValue) -> IrValue:
-    """The tanh approximation of GELU (Hendrycks and Gimpel 2016)."""
+    """Compute the tanh approximation of GELU (Hendrycks and Gimpel 2016)."""
     inner = f.fma(x * x * x, f.like(0.044715, x), x) * 0.7978845608028654
     return x * 0.5 * (tanh(f, inner) + 1.0)

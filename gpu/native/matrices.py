@@ -1,9 +1,9 @@
 """AMX: products of up to 32 rows by a panel in a CPU's matrix registers.
 
-A register holds 16 rows of 64 bytes. The panels of `linear` are what it wants of weights, four inputs of
-16 outputs in a row, and the sums are the same integers as with every other instruction set. Linux gives
-a process the registers when it asks. They are set up for each call of a kernel, and given back behind
-it: a thread that holds none is put aside and taken up faster.
+A register holds 16 rows of 64 bytes. The panels of `linear` have weights in its layout, four inputs of
+16 outputs in a row, and the sums are the same integers as with every other instruction set. Linux grants
+a process the registers when it asks. They are set up for each call of a kernel, and released after it:
+a thread without them is switched faster.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _SET_UP = {0: 1, 2: 0x0040004000400040, 3: 0x0040004000400040, 6: 0x101010101010
 
 
 def granted() -> bool:
-    """Whether this process may use the registers, which it asks for."""
+    """Ask for the registers. Returns whether this process may use them."""
     if sys.platform != "linux":
         return False
     return int(ctypes.CDLL(None).syscall(_SYSCALL, _ASK, _TILES)) == 0
@@ -50,7 +50,7 @@ def sums(
     group: list[int],
     fresh: IrValue,
 ) -> IrValue:
-    """int32 [blocks of rows][vectors][16 rows][16]: products of `x` with the vectors `group` of a panel.
+    """Multiply `x` by the vectors `group` of a panel: int32 [blocks of rows][vectors][16 rows][16].
 
     x: unsigned bytes, ROWS * `blocks` rows; weight: signed ones. Blocks times vectors are 4 at most.
     All vectors go through one register: with all eight in use, each load waits for the product before it

@@ -1,6 +1,6 @@
-"""Packs weights on some threads: compiles each kernel of `packing` when it is first needed.
+"""The packing of weights on some threads, by kernels of `packing` that are compiled on first use.
 
-Knows tensors and addresses. It does not know which weights belong together.
+This file knows tensors and addresses, not which weights belong together.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ FLOAT_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16
 
 
 class Packer:
-    """For the instructions `isa`. Tables have the address of each packed output's row, 0: none."""
+    """Packer for instructions `isa`. Tables have the address of each packed output's row, 0: none."""
 
     def __init__(self, isa: Isa) -> None:
         self.isa = isa
@@ -33,7 +33,7 @@ class Packer:
     def blocks(
         self, parts: Sequence[tuple[str, Tensor]], inputs: int, grouping: Grouping, bias: Tensor | None
     ) -> PackedGroups:
-        """`parts`: a kind of blocks, and the table of the rows that are of it."""
+        """Pack blocks. `parts`: kinds of blocks, each with the table of its rows."""
         outputs, size = len(parts[0][1]), padded_inputs(inputs)
         shape = (outputs // PANEL, size // GROUP, PANEL)
         bytes_ = GROUP * grouping.bits // 8
@@ -56,7 +56,7 @@ class Packer:
     def rounded(
         self, dtype: torch.dtype, rows: Tensor, inputs: int, bias: Tensor | None
     ) -> PackedWeight:
-        """Of floats, to 8 bits with a scale for each output. inputs: a multiple of 16."""
+        """Round floats to 8 bits with a scale for each output. inputs: a multiple of 16."""
         outputs, size, kind = len(rows), padded_inputs(inputs), FLOAT_KINDS[dtype]
         packed = PackedWeight(
             _zeros((outputs // PANEL, size // 4, PANEL, 4), np.int8), torch.zeros(outputs),
@@ -100,5 +100,5 @@ class Packer:
 
 
 def _zeros(shape: Sequence[int], dtype: npt.DTypeLike) -> Tensor:
-    """As the system gives them: torch would write each page before the kernel does."""
+    """Allocate zeros from the system: torch would write each page before the kernel does."""
     return torch.from_numpy(np.zeros(shape, dtype))

@@ -1,9 +1,9 @@
 """Kernels that bring a checkpoint's weights into the form that products read, an item a panel.
 
-Blocks of GGUF files keep their codes (but Q6_K, whose groups of 16 become 8 bits in groups of 32);
-floats are rounded to 8 bits, a scale for each output. What comes out equals `grouped.pack_groups`, and
-`pack_weight` of its tests, to the last bit. The layouts are those of ggml's `ggml-common.h`. A table has
-the address of each output's row, so that merged, turned and gated weights are read where they are.
+Blocks of GGUF files keep their codes (except Q6_K, whose groups of 16 become 8 bits in groups of 32);
+floats are rounded to 8 bits, a scale for each output. The result equals that of `grouped.pack_groups`,
+and `pack_weight` of its tests, to the last bit. The layouts are those of ggml's `ggml-common.h`. A table
+has the address of each output's row, so that merged, reordered and gated weights are read in place.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,12 +37,12 @@ _ZERO = {"Q4_0": 8, "Q5_0": 16}  # what codes have been raised by
 _VI8, _VF32, _V32 = vector(I8), vector(F32), vector(I8, 2 * LANES)
 
 Group = tuple[IrValue, IrValue, IrValue | None]
-"""Codes int8[32], a scale and an offset, float32."""
+"""A group: codes int8[32], a scale and an offset, float32."""
 _Store = Callable[[IrValue, Group], None]
 
 
 def emit_packing(module: Module, isa: Isa, kind: str, grouping: Grouping) -> str:
-    """Rows of blocks. `grouping` may have more bits than that kind, and offsets that it lacks."""
+    """Write the packing of blocks. `grouping` may have more bits than `kind`, and offsets."""
     f = Function(module, f"pack_{kind}_{grouping.name}", [PTR, I64, I64])
     args, _, _ = f.args
     groups, padded = f.word(args, GROUPS), f.word(args, PADDED)
@@ -63,7 +63,7 @@ def emit_packing(module: Module, isa: Isa, kind: str, grouping: Grouping) -> str
 
 
 def emit_rounding(module: Module, isa: Isa, kind: str) -> str:
-    """Rows of floats to 8 bits a row; GROUPS and PADDED count 16 inputs there."""
+    """Write the rounding of rows of floats to 8 bits; GROUPS and PADDED count 16 inputs there."""
     f = Function(module, f"round_{kind}", [PTR, I64, I64])
     args, _, _ = f.args
     parts, padded = f.word(args, GROUPS), f.word(args, PADDED)
@@ -89,7 +89,7 @@ def emit_rounding(module: Module, isa: Isa, kind: str) -> str:
 
 @contextmanager
 def _outputs(f: Function) -> Iterator[tuple[IrValue, IrValue, IrValue]]:
-    """The panel, the place in it and the row of each output that has one."""
+    """Loop over outputs that have a row: the panel, the place in it and the row."""
     args, begin, end = f.args
     with f.loop(begin, end) as panel, f.loop(0, PANEL) as output:
         row = f.word(f.pointer(args, ROWS), panel * PANEL + output)
@@ -98,7 +98,7 @@ def _outputs(f: Function) -> Iterator[tuple[IrValue, IrValue, IrValue]]:
 
 
 def floats_of(f: Function, row: IrValue, part: IrValue, kind: str) -> IrValue:
-    """Number `part` of 16, as float32."""
+    """Load numbers [16 * part, 16 * part + 16) of a row as float32."""
     if kind == "BF16":
         bits = f.load(f.at(row, part * LANES, I16), vector(I16))
         return (f.unsigned(bits, vector(I32)) << 16).bits_as(_VF32)
@@ -107,7 +107,7 @@ def floats_of(f: Function, row: IrValue, part: IrValue, kind: str) -> IrValue:
 
 
 def _store_words(f: Function, words: IrValue, at: IrValue, output: IrValue) -> None:
-    """Four inputs each, for one of a panel's outputs."""
+    """Store words of four inputs each, for one of a panel's outputs."""
     for number in range(words.kind.count):
         f.store(words.lane(number), f.at(at, output + number * PANEL, I32))
 
@@ -143,13 +143,13 @@ def _either(f: Function, a: IrValue, b: IrValue) -> IrValue:
 
 
 def _nibbles(f: Function, block: IrValue, at: int) -> IrValue:
-    """int8[32] of 16 bytes: their lower halves, then the upper ones."""
+    """Unpack 16 bytes to int8[32]: their lower halves, then the upper ones."""
     bytes_ = f.load(f.at(block, at, I8), _VI8)
     return f.shuffle(bytes_ & 15, f.unshifted(bytes_, f.like(4, bytes_)), range(32))
 
 
 def _fifth(f: Function, block: IrValue, at: int) -> IrValue:
-    """A bit for each of 32 codes, as their fifth."""
+    """Unpack a bit for each of 32 codes, as their fifth bit."""
     bits = f.splat(f.load(f.at(block, at, I8), I32, 1), 32)
     return f.convert(f.unshifted(bits, f.numbers(I32, range(32))) & 1, _V32) << 4
 
@@ -177,7 +177,7 @@ def _read_8_0(f: Function, block: IrValue, number: IrValue, store: _Store) -> No
 
 
 def _k_scales(f: Function, block: IrValue, table: IrValue) -> None:
-    """Eight scales, then eight offsets, of six bits in twelve bytes behind their two factors."""
+    """Unpack eight scales, then eight offsets, of six bits, in twelve bytes after their two factors."""
     low, middle, high = (f.load(f.at(block, at, I8), vector(I8, 4)) for at in (4, 8, 12))
 
     def over(a: IrValue, b: IrValue) -> IrValue:
@@ -191,7 +191,7 @@ def _k_scales(f: Function, block: IrValue, table: IrValue) -> None:
 
 
 def _read_k(fifth: bool, f: Function, block: IrValue, number: IrValue, store: _Store) -> None:
-    """Q4_K and Q5_K: 32 bytes hold a group in their lower halves and the next one in the upper ones."""
+    """Read Q4_K or Q5_K: 32 bytes hold a group in the lower halves and the next in the upper ones."""
     table = f.scratch(F32, 16)
     _k_scales(f, block, table)
     top = f.load(f.at(block, 16, I8), _V32) if fifth else None
@@ -225,7 +225,7 @@ def _read_6_k(f: Function, block: IrValue, number: IrValue, store: _Store) -> No
 
 
 def _in_8_bits(f: Function, values: list[IrValue]) -> Group:
-    """32 numbers, float32[16] each, as Q8_0 has them."""
+    """Round 32 numbers, float32[16] each, as Q8_0 does."""
     sizes = [f.call("llvm.fabs.v16f32", _VF32, each) for each in values]
     largest = f.reduce(f.larger(*sizes), f.larger)
     scale = f.convert(f.convert(largest / 127.0, F16), F32)
@@ -239,7 +239,7 @@ def _in_8_bits(f: Function, values: list[IrValue]) -> Group:
 
 
 def _read_mxfp4(f: Function, block: IrValue, number: IrValue, store: _Store) -> None:
-    """Twice the numbers 0, 0.5, 1, 1.5, 2, 3, 4, 6, negative ones behind them; a power of 2 as scale."""
+    """Read MXFP4: twice the numbers 0, 0.5, 1, 1.5, 2, 3, 4, 6, then negative ones; a scale 2^n."""
     nibbles = _nibbles(f, block, 1)
     size = nibbles & 7
     codes, zero = size, f.like(0, size)

@@ -1,6 +1,6 @@
-"""Item i: the heads of token i's q and k normed (if the layer does), rotated, and k and v stored.
+"""The kernel that norms (if the layer does) and rotates q and k, and stores k and v. Item i: token i.
 
-q stays where it is; k and v go to their slot of the KV pool, in the pool's type.
+q stays where it is; k and v go to their slot of the KV pool, in the pool's dtype.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ _MOST_F16 = 65504.0
 
 
 def emit_rotary(module: Module, dim: int, kind: Any) -> str:
-    """`dim`: size of a head, a multiple of 32; `kind`: F32 or F16, the pool's.
+    """Write the kernel. `dim`: size of a head, a multiple of 32; `kind`: F32 or F16, the pool's.
 
     COS and SIN are float32[positions, dim / 2]: the angles of halves (as in GPT-NeoX). WIDE: norms are
     over all heads of q, and of k, with a weight for each value of theirs; 0: over each head.
@@ -50,7 +50,7 @@ def emit_rotary(module: Module, dim: int, kind: Any) -> str:
 
 
 def _wide_root(f: Function, args: IrValue, x: IrValue, size: IrValue) -> IrValue:
-    """1 / sqrt(mean(x^2) + eps) of all heads, if norms are over all of them."""
+    """Compute 1 / sqrt(mean(x^2) + eps) of all heads, if norms are over all of them."""
     root = f.var(f.constant(F32, 0.0))
     with f.when(f.word(args, WIDE).differs(0)):
         root.set(row_root(f, x, size, f.load(f.at(args, EPS, I64), F32)))
@@ -61,7 +61,7 @@ def _rotated(
     f: Function, args: IrValue, x: IrValue, head: IrValue, dim: int, angles: tuple[IrValue, IrValue],
     norm: int, root: IrValue,
 ) -> list[IrValue]:  # fmt: skip
-    """One head, as vectors. `root`: of all heads, if norms are over all of them."""
+    """Rotate a head, as vectors. `root`: of all heads, if norms are over all of them."""
     count = dim // LANES
     parts = [f.var(f.load(f.at(x, at * LANES, F32), _V)) for at in range(count)]
     with f.when(f.word(args, norm).differs(0)):
@@ -86,7 +86,7 @@ def _rotated(
 
 
 def _stored(f: Function, value: IrValue, kind: Any) -> IrValue:
-    """In the pool's type; what float16 cannot hold becomes its largest number, not infinity."""
+    """Convert to the pool's dtype; beyond float16's range to its largest number, not infinity."""
     if kind is not F16:
         return value
     most = f.constant(_V, _MOST_F16)

@@ -1,4 +1,4 @@
-"""Kernels that run row by row: root mean square norm, and rounding to 8 bits.
+"""Kernels of single rows: root mean square norm, and rounding to 8 bits.
 
 Each row is computed alone, in one order, so it does not depend on its neighbours.
 """
@@ -28,15 +28,15 @@ GROUP_SUMS, GROUP_SUMS_STRIDE = 10, 11
 
 
 def quantise_name(normed: bool, grouped: bool) -> str:
-    """Of the kernel that `emit_quantise` writes."""
+    """Name the kernel that `emit_quantise` writes."""
     return ("norm_quantise" if normed else "quantise") + ("_grouped" if grouped else "")
 
 
 def emit_quantise(module: Module, isa: Isa, normed: bool, grouped: bool = False) -> str:
-    """Item i: row LINES[i] of ROWS_IN (LINES 0: row i), normed or not, as 8 bits and a scale.
+    """Write the rounding of row LINES[i] of ROWS_IN (LINES 0: row i), normed or not, to 8 bits.
 
-    A row that holds a value that is not finite gets a scale that is not a number. `grouped`: the bytes
-    are signed, and the sum of each 32 goes to GROUP_SUMS.
+    A row with a value that is not finite gets the scale NaN. `grouped`: the bytes are signed, and the
+    sum of each 32 goes to GROUP_SUMS.
     """
     f = Function(module, quantise_name(normed, grouped), [PTR, I64, I64])
     args, begin, end = f.args
@@ -50,7 +50,7 @@ def emit_quantise(module: Module, isa: Isa, normed: bool, grouped: bool = False)
 
 
 def emit_norm_add(module: Module) -> str:
-    """Item i: row i of ADDED += norm(row i of ROWS_IN); NORM 0: the row itself."""
+    """Write row i of ADDED += norm(row i of ROWS_IN); NORM 0: without the norm."""
     f = Function(module, "norm_add", [PTR, I64, I64])
     args, begin, end = f.args
     size = f.word(args, SIZE)
@@ -77,12 +77,12 @@ def _line(f: Function, args: IrValue, item: IrValue) -> IrValue:
 
 
 def _float(f: Function, args: IrValue, index: int) -> IrValue:
-    """A float32 in the lower half of a word."""
+    """Load a float32 in the lower half of a word."""
     return f.load(f.at(args, index, I64), F32)
 
 
 def row_root(f: Function, source: IrValue, size: IrValue, eps: IrValue) -> IrValue:
-    """1 / sqrt(mean(x^2) + eps) of a row."""
+    """Compute 1 / sqrt(mean(x^2) + eps) of a row."""
     squares = f.var(f.constant(_V, 0.0))
     with f.loop(0, size, LANES) as at:
         x = f.load(f.at(source, at, F32), _V)

@@ -1,11 +1,11 @@
-"""Item i: the next token of a row of logits: the best one, or one drawn at a temperature.
+"""The sampling kernel. Item i: the next token of a row of logits, the best one or a drawn one.
 
-A row whose logits hold what is not a number, or whose best one is infinite, gets BAD. Drawing inverts
-the cumulative distribution at a number in [0, 1), summed in one order: the same token on every machine.
+A row with a logit that is NaN, or whose best one is infinite, gets BAD. Drawing inverts the cumulative
+distribution at a number in [0, 1), summed in one order: the same token on every machine.
 
 top-k, top-p and min-p are one number: the lowest logit that may be drawn, so that equal ones stay or
 go together, as in `sampling.truncation`. It is found by bisection of the floats in between, without a
-sort: each step counts, or weighs, what is above the middle.
+sort: each step counts the logits above the middle, or sums their masses.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def emit_choose(module: Module) -> str:
 
 
 def _best(f: Function, line: IrValue, size: IrValue) -> tuple[IrValue, IrValue, IrValue]:
-    """The largest logit, the first place where it stands, and whether all are numbers."""
+    """Find the largest logit, the first place where it stands, and whether none is NaN."""
     most = f.var(f.constant(_V, -_INFINITE))
     place = f.var(f.constant(vector(I32), 0))
     odd = f.var(f.constant(vector(I32), 0))
@@ -69,7 +69,7 @@ def _best(f: Function, line: IrValue, size: IrValue) -> tuple[IrValue, IrValue, 
 
 @dataclass(slots=True)
 class _Row:
-    """Logits [size], the best one of them, and what they are divided by."""
+    """A row: logits [size], the best one of them, and their divisor."""
 
     f: Function
     line: IrValue
@@ -78,7 +78,7 @@ class _Row:
     temperature: IrValue
 
     def masses(self, logits: IrValue, lowest: IrValue) -> IrValue:
-        """exp of 16 scaled logits, 0 for those below `lowest`."""
+        """Compute exp of 16 scaled logits, 0 for those below `lowest`."""
         f = self.f
         # relative to the best logit, so that a tiny temperature cannot overflow
         value = exp(f, (logits - self.best) / self.temperature)
@@ -86,7 +86,7 @@ class _Row:
         return f.select(there, value, f.constant(_V, 0.0))
 
     def mass(self, line: IrValue, size: IrValue, lowest: IrValue) -> IrValue:
-        """Sum of the masses of `size` logits at `line`."""
+        """Sum the masses of `size` logits at `line`."""
         f = self.f
         whole = f.var(f.constant(F64, 0.0))
         with f.loop(0, size, LANES) as at:
@@ -94,7 +94,7 @@ class _Row:
         return whole.get()
 
     def count(self, lowest: IrValue) -> IrValue:
-        """How many logits are not below `lowest`."""
+        """Count the logits that are not below `lowest`."""
         f = self.f
         ones, none = f.constant(vector(I32), 1), f.constant(vector(I32), 0)
         counts = f.var(none)
@@ -105,7 +105,7 @@ class _Row:
 
 
 def _lowest(row: _Row, top_k: IrValue, top_p: IrValue, floor: IrValue, copied: IrValue) -> IrValue:
-    """The lowest logit that may be drawn. top_k: 0 is off, top_p: 1. `copied`: float32[_MANY + 16]."""
+    """Find the lowest logit that may be drawn. Off: top_k 0, top_p 1. `copied`: float32[_MANY + 16]."""
     f = row.f
     massless = row.best + row.temperature * _MASSLESS
     nucleus = top_p < 1.0
@@ -146,9 +146,9 @@ def _lowest(row: _Row, top_k: IrValue, top_p: IrValue, floor: IrValue, copied: I
 def _bisected(
     f: Function, low: IrValue, high: IrValue, holds: "Callable[[IrValue], tuple[IrValue, IrValue]]"
 ) -> IrValue:
-    """The largest float32 from `low` to `high` for which `holds`; `low` need not be tried.
+    """Find the largest float32 from `low` to `high` for which `holds`; `low` need not be tried.
 
-    `holds` is true up to some number; it also says whether another number above would do no better.
+    `holds` is true up to some number; it also says whether a number above would do no better.
     """
     below, above = f.var(_key(f, low)), f.var(_key(f, high) + 1)
     with f.repeat() as leave:
@@ -161,7 +161,7 @@ def _bisected(
 
 
 def _key(f: Function, number: IrValue) -> IrValue:
-    """A float32 as int64 in the same order."""
+    """Convert a float32 to int64 of the same order."""
     bits = f.convert(number.bits_as(I32), I64)
     return f.select(bits < 0, f.i64(0) - (bits & _MAGNITUDE), bits)
 
@@ -191,7 +191,7 @@ def _sum(f: Function, values: IrValue) -> IrValue:
 
 
 def _drawn(row: _Row, lowest: IrValue, uniform: IrValue, index: IrValue) -> IrValue:
-    """The first token at which the sum of the masses passes `uniform` of the whole."""
+    """Find the first token at which the sum of the masses passes `uniform` of the whole."""
     f, size = row.f, row.size
 
     def masses_at(at: IrValue) -> IrValue:

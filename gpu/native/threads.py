@@ -1,7 +1,7 @@
 """A crew of threads that runs recordings of kernels, without Python and its lock in between.
 
-The caller's thread is one of them. Helpers are Python threads that stay inside one call that does not
-hold the interpreter's lock, until the crew is closed.
+The caller's thread is one of them. Helpers are Python threads, each in one call that does not hold the
+interpreter's lock, until the crew is closed.
 """
 
 import ctypes
@@ -31,10 +31,10 @@ Words = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Instruction:
-    """A kernel for `rows[0]` rows: `items` items for each `block` rows. `args`: int64, or addresses.
+    """A call of a kernel for `rows[0]` rows: `items` items for each `block` rows. `args`: int64.
 
     A thread takes up to `together` items at a time, as long as there are as many for every thread.
-    `keep` holds what the addresses point to.
+    `keep` holds the memory that addresses among `args` point to.
     """
 
     kernel: int
@@ -47,7 +47,7 @@ class Instruction:
 
 
 class Recording:
-    """Instructions, one after another."""
+    """A list of instructions."""
 
     def __init__(self, instructions: Sequence[Instruction]) -> None:
         self.instructions = list(instructions)
@@ -66,7 +66,7 @@ class Recording:
 
 
 class Crew:
-    """`threads` of them, the caller's included. `close` ends the helpers."""
+    """Crew of `threads` threads, the caller's included. `close` ends the helpers."""
 
     def __init__(self, isa: Isa, threads: int) -> None:
         if not 1 <= threads <= words.MOST_THREADS:
@@ -93,14 +93,14 @@ class Crew:
         self._clocks = [time.pthread_getcpuclockid(ident) for ident in idents if ident is not None]
 
     def spent(self) -> tuple[float, float]:
-        """Seconds that the calling thread has run, and all of the crew together."""
+        """Read the seconds that the calling thread has run, and all of the crew together."""
         own = time.thread_time()
         return own, own + sum(map(time.clock_gettime, self._clocks))
 
     def busy(self, since: tuple[float, float]) -> float:
-        """Seconds that the crew worked since then, as if nobody else had used the machine's cores.
+        """Estimate the seconds since `since` that the work would take on cores of the crew's own.
 
-        What one thread does alone lasts as long as that; what they share, as long as their mean.
+        A single thread's work counts in full, shared work by the threads' mean.
         """
         own, all_ = self.spent()
         return max(own - since[0], (all_ - since[1]) / (1 + len(self._clocks)))
@@ -124,7 +124,7 @@ class Crew:
 
 
 def aligned(count: int) -> Words:
-    """`count` zeros that begin at a cache line."""
+    """Allocate `count` zeros that begin at a cache line."""
     line = CACHE_LINE // 8
     memory: Words = np.zeros(count + line, dtype=np.int64)
     skip = -(memory.ctypes.data // 8) % line

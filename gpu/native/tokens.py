@@ -1,4 +1,4 @@
-"""Which tokens an automaton takes from a state: one walk down the tree of the tokens' bytes.
+"""The walk down the tree of tokens' bytes, to find the tokens that an automaton takes from a state.
 
 The tree lies in preorder, and each node knows where its subtree ends. A byte that the automaton does not
 take skips the subtree, so the walk looks at nothing below it.
@@ -21,7 +21,7 @@ Walk = Callable[[int, int, int, int, int, int, int, int, int, int, int], None]
 
 
 def emit_walk(module: Module) -> None:
-    """walk(nodes, bytes u8, depths u16, ends i32, tokens i32, classes i32[256], table i32, state,
+    """Write walk(nodes, bytes u8, depths u16, ends i32, tokens i32, classes i32[256], table i32, state,
     mask i32, targets i64, nesting i64).
 
     Sets the bit of each token that is taken, and, if `targets` is no null pointer, the state behind it.
@@ -41,7 +41,7 @@ def emit_walk(module: Module) -> None:
     node, behind = f.var(f.i64(1)), f.var(f.i64(-1))
 
     def inner(stack: IrValue, number: IrValue, place: IrValue) -> IrValue:
-        """An inner state by its number."""
+        """Compute an inner state from its number."""
         return f.shifted(f.shifted(stack, bits) + number, half) + first + place * width
 
     def follow_code(context: IrValue, code: IrValue) -> None:
@@ -85,7 +85,7 @@ def emit_walk(module: Module) -> None:
 
 
 class TokenKernels:
-    """`walk`: see `emit_walk`; all arguments are addresses but the number of nodes and the state.
+    """The compiled `walk`, see `emit_walk`; arguments are addresses, except nodes and state.
 
     Other threads run meanwhile.
     """
@@ -100,5 +100,5 @@ class TokenKernels:
 
 @cache
 def token_kernels() -> TokenKernels:
-    """Compiled once in a process: some 50 ms."""
+    """Compile the walk, once in a process: some 50 ms."""
     return TokenKernels()
