@@ -87,7 +87,6 @@ class PeerRouter(Mailboxes):
         self._early: list[OpenSession] | None = []  # wait for the first `peers`; None: it has come
         self._waiting: dict[int, deque[EncodedBatch]] = {}  # by peer
         self._remote_sessions: dict[int, int] = {}  # our socket -> the worker that its session lives in
-        self._opening: set[int] = set()  # those of `_remote_sessions` that have no answer yet
         self._remote_sockets: dict[int, int] = {}  # a peer's socket -> the session here
 
     @property
@@ -133,7 +132,6 @@ class PeerRouter(Mailboxes):
         for socket, worker in list(self._remote_sessions.items()):
             if worker in lost:
                 del self._remote_sessions[socket]
-                self._opening.discard(socket)
                 self._arrived.tell(
                     CloseSocket(socket, Close.RESTART, "the session ended with its process")
                 )
@@ -194,7 +192,6 @@ class PeerRouter(Mailboxes):
             return False
         self._send(worker, message)
         self._remote_sessions[message.socket] = worker
-        self._opening.add(message.socket)
         return True
 
     def _send(self, worker: int, message: PeerMessage) -> None:
@@ -243,12 +240,8 @@ class PeerRouter(Mailboxes):
             self._to_gateway(Deliver(message.socket, refuse(message.ops, BUSY, self._most)))
 
     def _answered(self, message: GatewayMessage) -> None:
-        socket = message.socket
-        if isinstance(message, Opened):
-            self._opening.discard(socket)
-        elif isinstance(message, OpenRefused):
-            self._opening.discard(socket)
-            self._remote_sessions.pop(socket, None)
+        if isinstance(message, OpenRefused):
+            self._remote_sessions.pop(message.socket, None)
         self._arrived.tell(message)
 
 

@@ -21,13 +21,14 @@ from ramify.actors.gateway.port.hub import Hub
 from ramify.actors.gateway.port.intake import refuse
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.protocol.credentials import NOBODY
-from ramify.protocol.errors import BadRequest, LimitExceeded, NoSession, Overloaded, RamifyError
+from ramify.protocol.errors import BadRequest, Close, LimitExceeded, NoSession, Overloaded, RamifyError
 from ramify.protocol.messages import Detached, Drained, Frame, OpenSession, Throttled
 from ramify.protocol.wire import ClientMessage, Error, Open, ServerMessage
 
 PENDING_FRAMES = 16  # frames that wait for the directory before reading stops
 PENDING_BYTES = 64 << 10
 BUSY_RETRY_MS = 100
+ANSWER_S = 60.0  # from `open` to the session's first word: a process that hangs is killed after 30
 
 
 class Stage(enum.Enum):
@@ -44,7 +45,8 @@ class SessionBinding:
 
     `credential`: whom sessions that it opens belong to. `displaceable`, `saves`,
     `binds`: see `OpenSession`.
-    `open_by`: when an `open` must have come (engine seconds), None unless one is awaited.
+    `open_by`: when an `open` must have come (engine seconds), None unless one is awaited; `answer_by`:
+    the same of the first word of its session, for which whoever owns the binding sets it to None.
     """
 
     __slots__ = (
@@ -55,6 +57,7 @@ class SessionBinding:
         "_session",
         "_socket",
         "_throttled",
+        "answer_by",
         "binds",
         "credential",
         "displaceable",
@@ -76,6 +79,7 @@ class SessionBinding:
         self.saves = True
         self.binds = False
         self.open_by: float | None = None
+        self.answer_by: float | None = None
         self.stage = Stage.WAITING
         self._await_open()
 
@@ -95,6 +99,21 @@ class SessionBinding:
         `place`, `limit`: see `messages.Frame`.
         """
         return self._route(Frame(self._socket, ops, size, place, limit))
+
+    def late(self, now: float) -> tuple[int, str] | None:
+        """Return with which code and reason to end a socket whose `open`, or the answer to it, is late.
+
+        None: it is not; the timer is set for then.
+        """
+        by = self.answer_by if self.open_by is None else self.open_by
+        if by is None:
+            return None
+        if now < by:
+            self._hub.timers.schedule(self._socket, by)
+            return None
+        if self.open_by is not None:
+            return Close.TIMEOUT, f"no open within {self._hub.limits.open_timeout_s} s"
+        return Close.RESTART, f"no session has answered within {ANSWER_S:g} s: try again"
 
     def _route(self, frame: Frame) -> list[ServerMessage]:
         match self.stage:
@@ -153,7 +172,7 @@ class SessionBinding:
         """Detach a socket that is gone, or as good as gone. May be called again."""
         session, self._session = self._session, None
         self.stage = Stage.ENDED
-        self.open_by = None
+        self.open_by = self.answer_by = None
         if self._pending:
             self._pending.clear()
             self._hub.blocked.discard(self._socket)
@@ -191,6 +210,8 @@ class SessionBinding:
         self.stage = Stage.OPENING
         self._resumes = request.session is not None
         self.open_by = None
+        self.answer_by = self._hub.clock.now() + ANSWER_S
+        self._hub.timers.schedule(self._socket, self.answer_by)
         return []
 
     def _tell(self, frame: Frame) -> list[ServerMessage]:
@@ -213,6 +234,7 @@ class SessionBinding:
 
     def _await_open(self) -> None:
         self.stage = Stage.WAITING
+        self.answer_by = None
         self.open_by = self._hub.clock.now() + self._hub.limits.open_timeout_s
         self._hub.timers.schedule(self._socket, self.open_by)
 

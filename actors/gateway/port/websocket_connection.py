@@ -25,7 +25,7 @@ from ramify.protocol.codec import Codec
 from ramify.protocol.credentials import Credential
 from ramify.protocol.errors import Close, LimitExceeded, RamifyError
 from ramify.protocol.json_value import OneFrame
-from ramify.protocol.wire import Bye, ClientMessage, Error, Open, Pong, ServerMessage
+from ramify.protocol.wire import Bye, ClientMessage, Delta, Error, Open, Pong, ServerMessage, StateReply
 
 _LOG = get_log("ramify.gateway")
 
@@ -164,11 +164,13 @@ class WebSocketConnection(TcpConnection):
                 if isinstance(message, Bye):
                     self._door.drain(message.reason)
             return False
-        idle, first = not self._out, messages[0]
-        if type(first) is Bye:
-            if self._bye:  # a session and `drain` both say it
+        idle, kind = not self._out, type(messages[0])
+        if kind is not Delta:
+            if kind is StateReply and self._binding is not None:
+                self._binding.answer_by = None
+            elif kind is Bye and self._bye:  # `drain` says it again
                 return False
-            self._bye = True
+            self._bye = self._bye or kind is Bye
         self._out.append(ws.data_frame(self._codec, self._codec.encode(messages)))
         return idle
 
@@ -214,9 +216,8 @@ class WebSocketConnection(TcpConnection):
 
     def on_timer(self, now: float) -> None:
         """Check the deadlines, and set the next one."""
-        open_by = self._open_by
-        if open_by is not None and now >= open_by:
-            self.close(Close.TIMEOUT, f"no open within {self._hub.limits.open_timeout_s} s")
+        if (late := self._late(now)) is not None:
+            self.close(*late)
         elif now < self._deadline:
             self._set_deadline(self._deadline)
         elif self._phase is Phase.LIVE:
@@ -390,25 +391,24 @@ class WebSocketConnection(TcpConnection):
         if self._guard.abusive:
             self._abused("too many messages")
 
-    @property
-    def _open_by(self) -> float | None:
-        """The time by which the client must have shown a token, or sent an `open`."""
-        if self._door is not None:
-            waits = self._credential is None and self._phase is Phase.LIVE
-            return self._opened_at + self._hub.limits.open_timeout_s if waits else None
-        return self._binding.open_by if self._binding is not None else None
+    def _late(self, now: float) -> tuple[int, str] | None:
+        """Return how to close if a token, an `open` or its answer has not come in time."""
+        if self._binding is not None:
+            return self._binding.late(now)
+        most = self._hub.limits.open_timeout_s
+        waits = self._credential is None and self._phase is Phase.LIVE
+        late = waits and self._door is not None and now >= self._opened_at + most
+        return (Close.TIMEOUT, f"no token within {most} s") if late else None
 
     def _throttle(self, throttled: bool) -> None:
-        if self._door is not None:
-            self._door.throttle(throttled)
-        elif self._binding is not None:
-            self._binding.throttle(throttled)
+        speaker = self._door or self._binding
+        if speaker is not None:
+            speaker.throttle(throttled)
 
     def _end_speaking(self) -> None:
-        if self._door is not None:
-            self._door.end()
-        elif self._binding is not None:
-            self._binding.end()
+        speaker = self._door or self._binding
+        if speaker is not None:
+            speaker.end()
 
     # --- the end ------------------------------------------------------------------------------
 

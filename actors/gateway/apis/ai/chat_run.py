@@ -100,8 +100,7 @@ class ChatRun(DialogueRun):
         listener.replay(self._transcript)
         self._listeners.append(listener)
         self._hub.timers.forget(self.id)
-        if self._binding.open_by is not None:  # nobody has answered `open` yet
-            self._hub.timers.schedule(self.id, self._binding.open_by)
+        self._binding.late(self._hub.clock.now())  # nobody may have answered `open` yet
 
     def leave(self, listener: ChatListener) -> None:
         """Forget a listener that is gone."""

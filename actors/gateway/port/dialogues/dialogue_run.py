@@ -17,6 +17,7 @@ from ramify.protocol.wire import Bye, CloseSession, Error, ServerMessage
 _LOG = get_log("ramify.gateway")
 
 CLOSING_ID = 2000  # of the op that ends the session
+LATE_RETRY_MS = 1000  # when a request may come again that no session has answered
 
 
 class DialogueRun(ABC):
@@ -84,9 +85,9 @@ class DialogueRun(ABC):
 
     def on_timer(self, now: float) -> None:
         """Check the deadlines."""
-        open_by = self._binding.open_by
-        if open_by is not None and now >= open_by and not self._over:
-            self._end(Overloaded("the server did not open a session in time"))
+        late = None if self._over else self._binding.late(now)
+        if late is not None:
+            self._end(Overloaded(late[1], retry_ms=LATE_RETRY_MS))
             self.flush()
 
     def close(self, code: int, reason: str) -> None:
@@ -118,13 +119,13 @@ class DialogueRun(ABC):
         self._hub.connections.pop(self.id, None)
 
     def _reply(self, messages: list[ServerMessage]) -> None:
-        told: list[ServerMessage] = [each for each in messages if not isinstance(each, Bye)]
-        if pictures := self._dialogue.pictures:
-            told = [naming(message, pictures) for message in told]
-        if self._over or not told:
+        if self._over or not messages or type(messages[0]) is Bye:  # the gateway says it, alone
             return
+        self._binding.answer_by = None
+        if pictures := self._dialogue.pictures:
+            messages = [naming(message, pictures) for message in messages]
         try:
-            made = self._dialogue.receive(told)
+            made = self._dialogue.receive(messages)
         except Exception:
             _LOG.exception("request %d: a bug in the gateway", self.id)
             self._end(RamifyError("internal error"))

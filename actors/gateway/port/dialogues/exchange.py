@@ -156,16 +156,15 @@ class Exchange(DialogueRun, asyncio.Protocol):
 
     def on_timer(self, now: float) -> None:
         """Check the deadlines."""
-        open_by = self._binding.open_by
         if self._deadline and now >= self._deadline:
             if not self._answered:
                 _LOG.warning("a client reads nothing and is cut off", socket=self.id)
             self._deadline = 0.0
             self._transport.abort()
-        elif self._deadline:
+            return
+        if self._deadline:
             self._set_deadline(self._deadline)
-        elif open_by is not None and now >= open_by and not self._over:
-            self.abort()
+        super().on_timer(now)
 
     # ---
 

@@ -107,6 +107,7 @@ def test_random_lives(events: list[str]) -> None:
             socket.end()
         asked += len(world.directory) - before
         assert (socket.open_by is not None) == (socket.stage is Stage.WAITING)
+        assert (socket.answer_by is not None) == (socket.stage in (Stage.OPENING, Stage.ATTACHED))
         most = 1 if socket.stage is Stage.ATTACHED else PENDING_FRAMES
         assert socket.congested == (len(socket._pending) >= most)
         assert bool(world.hub.blocked) == (socket.stage is Stage.ATTACHED and bool(socket._pending))

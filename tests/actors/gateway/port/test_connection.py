@@ -8,16 +8,20 @@ import socket as sockets
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from ramify.actors.gateway.port.binding import ANSWER_S
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.protocol.codec import Codec
 from ramify.protocol.config import Limits
+from ramify.protocol.errors import Close
 from ramify.protocol.messages import (
     CloseSocket,
     Deliver,
     Detached,
+    Frame,
     Opened,
     OpenRefused,
 )
+from ramify.protocol.stored_response import Stored
 from ramify.protocol.wire import Append, Delta, Error, Generate, Open, Pong, StateReply
 
 APPEND = '{"type":"append","id":%d,"text":"x"}'
@@ -383,6 +387,43 @@ async def test_no_open_in_time(serve) -> None:
     async with serve() as gateway, gateway.connect() as client:
         gateway.clock.advance(5.1)
         assert await closed(client) == 4408
+
+
+@pytest.mark.parametrize("lost", ["directory", "session"])
+async def test_an_open_that_nobody_answers(serve, lost: str) -> None:
+    """Its client is told to come again, over WebSocket and over HTTP, and holds no session."""
+    async with serve(ping_interval_s=100, ping_timeout_s=200) as gateway:
+        session = gateway.session()
+        async with gateway.connect() as client, gateway.connect() as answered:
+            await gateway.attach(answered)
+            await client.send('{"type":"open","client":"c"}')
+            sockets = [(await gateway.next_open()).socket]
+            path = f"/v1/responses/{Stored('s_1', 'key', 'r1', 0).ident}"
+            request = asyncio.create_task(gateway.get(path))
+            sockets.append((await gateway.next_open()).socket)
+            if lost == "session":
+                for socket in sockets:
+                    gateway.mailbox.tell(Opened(socket, 1))
+            gateway.clock.advance(ANSWER_S - 1)
+            await asyncio.sleep(0.01)
+            gateway.clock.advance(0.5)
+            await asyncio.sleep(0.01)
+            assert client.close_code is None
+            assert not request.done()
+            gateway.clock.advance(1)
+            assert await closed(client) == Close.RESTART
+            status, headers, body = await request
+            assert (status, headers["retry-after"]) == (503, "1")
+            assert b"no session has answered within 60 s" in body
+            if lost == "directory":  # only late
+                for socket in sockets:
+                    gateway.mailbox.tell(Opened(socket, 1))
+            told = []
+            while len(told) < 2:
+                told += await session.drain()
+            assert sorted(each.socket for each in told if isinstance(each, Detached)) == sockets
+            await answered.send(APPEND % 1)  # who was answered has no such limit
+            assert [type(each) for each in await session.drain()] == [Frame]
 
 
 async def test_heartbeat(serve) -> None:
