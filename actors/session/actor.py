@@ -177,7 +177,7 @@ class SessionActor:
         self._mailbox.tell(message)
         self.coming.add(message.socket)
 
-    def save_with(self, saver: Saver) -> None:
+    def save_with(self, saver: Saver | None) -> None:
         """Begin to save the session, which had no saver."""
         self._saver = saver
 

@@ -178,7 +178,7 @@ class Attachments:
         )
         self._publisher.subscribers[socket] = subscriber
         reply_log = self._publisher.reply_log(opened.who, message.write)
-        if message.write:
+        if message.write and (message.saves or opened.session is None):
             ttl = opened.ttl_s if opened.ttl_s is not None else self._default_ttl
             self._ttl = min(ttl, self._ttl_max)
             self.asked_ttl = self._ttl if opened.ttl_s is not None else None

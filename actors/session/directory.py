@@ -282,10 +282,8 @@ class Directory:
             number, entry, write = self._find(wanted, opened, message.owner)
             if write and message.saves and not entry.actor.saves:
                 self._refuse_unsaved()
-                core, displaceable = entry.actor.core, entry.displaceable
-                saver = self.maker.save_from_now(core, displaceable=displaceable)
-                if saver is not None:
-                    entry.actor.save_with(saver)
+                saver = self.maker.save_from_now(entry.actor.core, displaceable=entry.displaceable)
+                entry.actor.save_with(saver)
         self._attach(message, opened, number, entry, write)
 
     def _attach(
@@ -293,7 +291,8 @@ class Directory:
     ) -> None:
         try:
             place = (message.place or 0) + 1
-            entry.actor.attach(Attach(message.socket, opened, message.ops, write, message.size, place))
+            to = Attach(message.socket, opened, message.ops, write, message.size, place, message.saves)
+            entry.actor.attach(to)
         except MailboxFull:
             raise Overloaded("the session has too much to do", retry_ms=1000) from None
         self._must_gateway.tell(Opened(message.socket, number))
@@ -425,11 +424,10 @@ class Directory:
         self._sessions.remove(number, moved=stored or code == Close.RESTART)
         self._metrics.sessions(-1)
         entry.mailbox.close()
-        for socket in core.sockets:
-            self._must_gateway.tell(CloseSocket(socket, code, reason))
-        for socket in entry.actor.coming.difference(core.sockets):  # they find it in the store
-            again = Close.RESTART if stored else code
-            self._must_gateway.tell(CloseSocket(socket, again, reason))
+        here = core.sockets
+        for socket in {*here, *entry.actor.coming}:
+            again = stored and socket not in here  # who comes now finds it in the store
+            self._must_gateway.tell(CloseSocket(socket, Close.RESTART if again else code, reason))
         self._must_scheduler.tell(CancelSession(number))
         self._must_grammar.tell(AbandonSession(number))
         self._must_cache.tell(DropSessions([number]))

@@ -27,7 +27,7 @@ class OpenSession(Base, frozen=True):
     size: int = 0  # bytes of the frame
     place: int | None = 0
     displaceable: bool = False
-    saves: bool = True  # False: nobody comes back to a new session, so no store needs it
+    saves: bool = True  # False: no store needs a new session, and another one lives on as it would have
     fetched: bool = False  # the store was asked for the session
     binds: bool = False  # a new one is for a request that brings its history as text: see `Histories`
 

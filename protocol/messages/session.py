@@ -132,6 +132,7 @@ class Attach(Base, frozen=True):
     write: bool  # False: attached with the view key
     size: int = 0  # bytes of the frame
     place: int = 1
+    saves: bool = True  # see `OpenSession`
 
 
 class Frame(Base, frozen=True):

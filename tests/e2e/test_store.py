@@ -226,6 +226,9 @@ async def test_a_stored_response_behind_one_that_is_not(
             behind = {"previous_response_id": second.id, "store": False}
             await connection.response.create(**settings, input="secret", **behind)
             third = await said(connection)
+            last = {"previous_response_id": third.id, "store": False}
+            await connection.response.create(**settings, input="secret", **last)
+            await said(connection)
             await asyncio.sleep(LAZY_SECONDS + 0.3)
             assert b"second" in await asyncio.to_thread(texts)
             assert b"secret" not in await asyncio.to_thread(texts)
@@ -242,6 +245,7 @@ async def test_a_stored_response_behind_one_that_is_not(
         for gone in (first, third):
             with pytest.raises(openai.NotFoundError):
                 await client.responses.retrieve(gone.id)
+            assert (await client.responses.retrieve(second.id)).output_text == second.output_text
 
 
 async def test_two_servers_on_one_store(serving: Any, tmp_path: Path) -> None:

@@ -126,8 +126,7 @@ class ItemPage(msgspec.Struct, frozen=True):
 
 def _opening(stored: Stored) -> Open:
     have = {} if stored.start is None else {stored.branch: stored.start}
-    ttl = 0.0 if stored.transient else None
-    return Open(session=stored.session, key=stored.key, have=have, parts=bool(have), ttl_s=ttl)
+    return Open(session=stored.session, key=stored.key, have=have, parts=bool(have))
 
 
 class _KeptTool(msgspec.Struct):
@@ -159,7 +158,6 @@ class StoredDialogue(Dialogue):
     """DELETE and cancel of a response, or a `page` of its input items. `ask`: of the branch."""
 
     keeps = True
-    saves = True
 
     def __init__(
         self, stored: Stored, ident: str, ask: "Cancel | Drop | None", page: ItemPage | None = None
@@ -232,7 +230,6 @@ class RetoldDialogue(Dialogue):
     """
 
     keeps = True
-    saves = True
 
     def __init__(
         self, stored: Stored, ident: str, vocabulary: Vocabulary, after: int | None = None

@@ -20,7 +20,7 @@ class Dialogue(ABC):
 
     `ops`: the frame to send. `streams`: whether the answer goes out piece by piece.
 
-    `keeps`: its session goes on without it; `saves`: and may be on a disk, if it is a new one.
+    `keeps`: its session goes on without it; `saves`: and may be on a disk (see `OpenSession`).
     `outlives`: it goes on when the client has gone. `over`: its answer is complete.
     `pictures`: the fields of the request that have `append.images`, which errors are to name.
     """
