@@ -12,6 +12,7 @@ Does not know pages, requests or clocks: `until` and `now` are arguments.
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ramify.actors.cache.node import Node
@@ -27,16 +28,14 @@ class Bounds(NamedTuple):
     leases: int = 1 << 62
 
 
+@dataclass(slots=True, eq=False)
 class Lease:
     """The path to `node` is kept until `until`. `branch`: which it follows; None: none any more."""
 
-    __slots__ = ("branch", "holder", "node", "until")
-
-    def __init__(self, node: Node, holder: str, until: float, branch: int | None) -> None:
-        self.node = node
-        self.holder = holder
-        self.until = until
-        self.branch = branch
+    node: Node
+    holder: str
+    until: float
+    branch: int | None
 
 
 class Leases:

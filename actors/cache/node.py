@@ -21,6 +21,7 @@ Only the methods of `Node` change `state` and what belongs to it. Does not know 
 eviction order or branches; `tree.py` and `residency.py` keep the other fields true.
 """
 
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Optional
 
@@ -61,62 +62,38 @@ ON_DEVICE = frozenset({DEVICE, SUSPECT})
 """The states in which a node has pages."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """One run of tokens. Its identity is its *end*: a split creates a new node for the upper part."""
 
-    __slots__ = (
-        "children",
-        "end",
-        "ends",
-        "hashes",
-        "held",
-        "keys",
-        "last_use",
-        "locks",
-        "owner",
-        "pages",
-        "parent",
-        "proven",
-        "refs",
-        "resident",
-        "resident_children",
-        "resumable",
-        "snapshot",
-        "stamp",
-        "start",
-        "state",
-        "table",
-        "tokens",
-        "told",
-        "until",
-    )
+    parent: Optional["Node"]  # None: a root, or deleted
+    start: int
+    tokens: Tokens  # int32[end - start]
+    end: int = field(init=False)
+    children: dict[int, "Node"] = field(default_factory=dict)  # by first token
+    state: KvState = GONE
+    resident: bool = False  # state is DEVICE or SUSPECT; kept, because walks ask it of each node
+    pages: Pages = field(default_factory=lambda: NO_PAGES)  # int32[end // P - start // P] when resident
+    refs: int = 0  # branch handles and running requests whose head is this node's end
+    locks: int = 0  # running requests anchored here, plus locked children, plus one if kept
+    resident_children: int = 0
+    owner: int = 0  # COMPUTING only: the running request that is computing it
+    last_use: int = 0
+    stamp: int = 0  # of its valid entry in an eviction heap; 0: it has none
+    # by holder: its leases that end here, plus the children that it holds (`Leases`)
+    held: dict[str, int] | None = None
+    until: float = 0.0  # about when the last of them ends: who goes first among the retained
+    proven: bool = False  # DEVICE only: somebody sampled from finite logits over this KV
+    hashes: Hashes | None = None  # of its first blocks, as far as they are known (`Announcer`)
+    keys: list[bytes] = field(default_factory=list)  # of its first blocks, likewise (`StoredBlocks`)
+    told: int = 0  # resident only: of how many of them routers were told
+    snapshot: int = 0  # DEVICE only: the slot with the fixed state at its end; 0: there is none
+    resumable: int = 0  # its snapshot, plus the children that have one at or below them
+    ends: tuple[int, ...] = ()  # positions inside of it where absorbed nodes ended
+    table: bytes | None = None  # page table of [0, end), if kept; only while locked
 
-    def __init__(self, parent: Optional["Node"], start: int, tokens: Tokens) -> None:
-        self.parent = parent  # None: a root, or deleted
-        self.children: dict[int, Node] = {}  # by first token
-        self.start = start
-        self.end = start + len(tokens)
-        self.tokens = tokens  # int32[end - start]
-        self.state: KvState = GONE
-        self.resident = False  # state is DEVICE or SUSPECT; kept, because walks ask it of each node
-        self.pages: Pages = NO_PAGES  # int32[end // P - start // P] when resident
-        self.refs = 0  # branch handles and running requests whose head is this node's end
-        self.locks = 0  # running requests anchored here, plus locked children, plus one if kept
-        self.resident_children = 0
-        self.owner = 0  # COMPUTING only: the running request that is computing it
-        self.last_use = 0
-        self.stamp = 0  # of its valid entry in an eviction heap; 0: it has none
-        # by holder: its leases that end here, plus the children that it holds (`Leases`)
-        self.held: dict[str, int] | None = None
-        self.until = 0.0  # about when the last of them ends: who goes first among the retained
-        self.proven = False  # DEVICE only: somebody sampled from finite logits over this KV
-        self.hashes: Hashes | None = None  # of its first blocks, as far as they are known (`Announcer`)
-        self.keys: list[bytes] = []  # of its first blocks, as far as they are known (`StoredBlocks`)
-        self.told = 0  # resident only: of how many of them routers were told
-        self.snapshot = 0  # DEVICE only: the slot with the fixed state at its end; 0: there is none
-        self.resumable = 0  # its snapshot, plus the children that have one at or below them
-        self.ends: tuple[int, ...] = ()  # positions inside of it where absorbed nodes ended
-        self.table: bytes | None = None  # page table of [0, end), if kept; only while locked
+    def __post_init__(self) -> None:
+        self.end = self.start + len(self.tokens)
 
     def __repr__(self) -> str:
         pages = f" {len(self.pages)} pages" if self.resident else ""

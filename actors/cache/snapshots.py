@@ -16,6 +16,7 @@ Does not know KV, requests or time.
 
 import heapq
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from ramify.actors.cache.node import Node
 
@@ -28,18 +29,16 @@ FEW = 2  # snapshots that a prefill may leave in the place of others
 _REACH = 64  # nodes that are walked to see what a snapshot is worth
 
 
+@dataclass(slots=True, eq=False)
 class Snapshot:
     """The state at the end of `node`, in `slot`."""
 
-    __slots__ = ("end", "node", "proven", "since", "slot", "stamp")
-
-    def __init__(self, node: Node, slot: int, end: bool) -> None:
-        self.node = node
-        self.slot = slot
-        self.end = end  # of a prompt, a turn or an append
-        self.proven = False  # somebody sampled from finite logits behind it
-        self.since = 0  # the clock when it was last used
-        self.stamp = 0  # of its valid entry in the heap; 0: it has none, as long as a run uses it
+    node: Node
+    slot: int
+    end: bool  # of a prompt, a turn or an append
+    proven: bool = False  # somebody sampled from finite logits behind it
+    since: int = 0  # the clock when it was last used
+    stamp: int = 0  # of its valid entry in the heap; 0: it has none, as long as a run uses it
 
 
 class Snapshots:

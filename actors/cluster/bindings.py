@@ -10,6 +10,7 @@ Meanwhile what it says is held, but for what made its branches. A held request c
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 from ramify.actors.cluster.moves import KvMoves
@@ -49,6 +50,7 @@ HELD = 8192  # messages of a session that is at no replica: more than it has bra
 MANY, MUCH = HELD // 2, 4 << 20  # so many messages, or bytes of tokens, are placed without a request
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Session:
     """`running`: requests at its replica. `held`: what it said while it was at none, or its KV moves.
     `wanted`: the requests in it that were not cancelled. `source`: the replica that it has left and
@@ -56,21 +58,16 @@ class _Session:
     told to leave that.
     """
 
-    __slots__ = (
-        "begun", "bytes", "going", "held", "lost", "namespace", "replica", "running", "source", "wanted"
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.replica: int | None = None
-        self.lost = False
-        self.running = 0
-        self.begun: set[int] = set()
-        self.going = False
-        self.namespace = ""
-        self.held: list[ForCore] = []
-        self.wanted: dict[int, Submit] = {}
-        self.bytes = 0  # of tokens that are held
-        self.source: int | None = None
+    replica: int | None = None
+    lost: bool = False
+    running: int = 0
+    begun: set[int] = field(default_factory=set)
+    going: bool = False
+    namespace: str = ""
+    held: list[ForCore] = field(default_factory=list)
+    wanted: dict[int, Submit] = field(default_factory=dict)
+    bytes: int = 0  # of tokens that are held
+    source: int | None = None
 
 
 class Bindings:

@@ -15,7 +15,8 @@ Does not know sessions' messages, nor who is placed where.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 
 from ramify.protocol.cluster import (
@@ -43,30 +44,23 @@ _FORGET = 8  # pieces until a pace is half forgotten, about
 ToMove = SeekBlocks | ReadBlocks | PutBlocks
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Move:
     """Of one session. `done()` is called when it is over."""
 
-    __slots__ = (
-        "asked", "branches", "done", "first", "keys", "left", "more", "note", "pays", "seeks", "since",
-        "source", "target",
-    )  # fmt: skip
-
-    def __init__(
-        self, source: int, target: int, branches: Iterable[int], left: int, done: Callable[[], None]
-    ) -> None:
-        self.source = source
-        self.target = target
-        self.branches = deque(branches)
-        self.left = left  # blocks that the target has room for
-        self.done = done
-        self.first = 0  # of those that are to be asked for, the index in its branch
-        self.keys = b""
-        self.asked = 0  # blocks of the piece that is under way
-        self.more = False  # the branch may lack blocks behind these
-        self.since = 0.0  # of the last word
-        self.pays: bool | None = None
-        self.seeks: Lacking | None = None  # the target's answer, while the source looks for a snapshot
-        self.note = b""  # of the snapshot that is moved
+    source: int
+    target: int
+    branches: deque[int]
+    left: int  # blocks that the target has room for
+    done: Callable[[], None]
+    first: int = 0  # of those that are to be asked for, the index in its branch
+    keys: bytes = b""
+    asked: int = 0  # blocks of the piece that is under way
+    more: bool = False  # the branch may lack blocks behind these
+    since: float = 0.0  # of the last word
+    pays: bool | None = None
+    seeks: Lacking | None = None  # the target's answer, while the source looks for a snapshot
+    note: bytes = b""  # of the snapshot that is moved
 
 
 class KvMoves:
@@ -135,7 +129,7 @@ class KvMoves:
         """Move KV of these branches. False: there is none to move, or no room."""
         if not branches or not self.gives(source) or not self.gives(target):
             return False
-        move = Move(source, target, branches[:MOST_BRANCHES], self._sizes[target][0], done)
+        move = Move(source, target, deque(branches[:MOST_BRANCHES]), self._sizes[target][0], done)
         self._moves[session] = move
         self._seek(session, move)
         return True

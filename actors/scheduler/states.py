@@ -18,18 +18,6 @@ class StateSlots:
     of the prefill ends.
     """
 
-    __slots__ = (
-        "_kept",
-        "_order",
-        "_since",
-        "_spare",
-        "_stops",
-        "_wanted",
-        "_written",
-        "lost",
-        "newest",
-    )
-
     def __init__(self, granted: Granted, working: int, cuts: tuple[int, ...] = ()) -> None:
         own, wanted = unpack(granted.slots).tolist(), unpack(granted.marks).tolist()
         self.newest = granted.state  # what its next step reads, while it does not decode

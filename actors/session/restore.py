@@ -205,7 +205,7 @@ class _Restoring:
             op=saved.op,
             messages=saved.messages,
             turn=saved.turn,
-            raw=saved.raw,
+            raw=saved.text if saved.raw is None else saved.raw,
             chat=saved.chat,
             history=history,
             picture=saved.picture,

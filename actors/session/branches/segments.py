@@ -15,7 +15,7 @@ marks only, so a client's position always names one text.
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from functools import partial
 from typing import ClassVar
@@ -77,18 +77,16 @@ class History:
         return [message for part in reversed(parts) for message in part]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SavedNumber:
     """The number under which a store has a segment, and how many bytes it takes there.
 
     `gone` gets both when no branch has the segment any more.
     """
 
-    __slots__ = ("_gone", "number", "size")
-
-    def __init__(self, number: int, gone: list[tuple[int, int]], size: int = 0) -> None:
-        self.number = number
-        self.size = size
-        self._gone = gone
+    number: int
+    _gone: list[tuple[int, int]]
+    size: int = 0
 
     def __del__(self) -> None:
         self._gone.append((self.number, self.size))
@@ -113,6 +111,7 @@ class Rule(Held):
         return SEGMENT + len(self.what.spec.text)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class InputSegment(Held):
     """A run of tokens at positions [start, start + len(tokens)).
 
@@ -123,51 +122,26 @@ class InputSegment(Held):
     `picture`: what it shows instead of text; such a segment is never cut.
     """
 
-    __slots__ = (
-        "chat",
-        "history",
-        "messages",
-        "op",
-        "picture",
-        "raw",
-        "role",
-        "start",
-        "tail",
-        "text",
-        "tokens",
-        "turn",
-    )
+    start: int
+    tokens: "array[int]"
+    text: str
+    _: KW_ONLY
+    tail: Tail
+    role: Role | None = None
+    op: int | None = None
+    messages: Sequence[ChatMessage] = ()
+    # Appended turns that begin with it, which `rollback turns` counts. Negative: so many begin
+    # somewhere inside it, since a template joined them to the turn before.
+    turn: int = 0
+    raw: str = None  # type: ignore[assignment]  # as `text`, until it is made
+    chat: bool = False
+    history: History | None = None
+    picture: Picture | None = None
 
-    def __init__(
-        self,
-        start: int,
-        tokens: "array[int]",
-        text: str,
-        *,
-        tail: Tail,
-        role: Role | None = None,
-        op: int | None = None,
-        messages: Sequence[ChatMessage] = (),
-        turn: int = 0,
-        raw: str | None = None,
-        chat: bool = False,
-        history: History | None = None,
-        picture: Picture | None = None,
-    ) -> None:
-        self.picture = picture
-        self.start = start
-        self.tokens = tokens
-        self.text = text
-        self.raw = text if raw is None else raw
-        self.tail = tail
-        self.role: Role | None = role
-        self.op = op
-        self.messages = tuple(messages)
-        # Appended turns that begin with it, which `rollback turns` counts. Negative: so many begin
-        # somewhere inside it, since a template joined them to the turn before.
-        self.turn = turn
-        self.chat = chat
-        self.history = history
+    def __post_init__(self) -> None:
+        if self.raw is None:
+            self.raw = self.text
+        self.messages = tuple(self.messages)
 
     @property
     def end(self) -> int:

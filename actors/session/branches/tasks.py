@@ -11,6 +11,7 @@ Neither depends on the branch's position, so branches that end alike share one: 
 
 from array import array
 from collections.abc import Callable, Collection, Hashable, Sequence, Set
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -229,20 +230,19 @@ class Resumed(NamedTuple):
     run: SavedRun
 
 
+@dataclass(slots=True, eq=False)
 class Bill:
     """The bytes that an op holds until its last task is done. `left`: tasks that are not done.
 
     `held`: they count.
     """
 
-    __slots__ = ("held", "left", "size")
-
-    def __init__(self, size: int, left: int) -> None:
-        self.held = False
-        self.size = size
-        self.left = left
+    size: int
+    left: int
+    held: bool = False
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Task:
     """One op on one branch (or one fork), queued on every branch it touches.
 
@@ -254,55 +254,25 @@ class Task:
     `resumed`: where a generation goes on that an earlier server had begun.
     """
 
-    __slots__ = (
-        "arrived",
-        "bill",
-        "branch",
-        "children",
-        "deadline_ms",
-        "expects",
-        "frame",
-        "index",
-        "kind",
-        "op",
-        "place",
-        "race",
-        "resumed",
-        "scored",
-        "shared",
-        "spared",
-        "touched",
-    )
+    kind: Kind
+    op: Op
+    frame: FrameRun
+    branch: str | None
+    touched: Sequence[str]
+    _: KW_ONLY
+    expects: int
+    index: int = 0  # place among the op's targets: varies the seed
+    children: Sequence[str] = ()
+    shared: Shared | None = None  # input: what its branches have in common
+    spared: Set[str] = frozenset()
+    deadline_ms: int | None = None
+    race: Race | None = None
+    scored: tuple[str, ...] = ()
+    place: int = 0  # among the op's tasks
+    resumed: Resumed | None = None
+    arrived: float = 0.0
+    bill: Bill | None = None
 
-    def __init__(
-        self,
-        kind: Kind,
-        op: Op,
-        frame: FrameRun,
-        branch: str | None,
-        touched: Sequence[str],
-        *,
-        expects: int,
-        index: int = 0,
-        children: Sequence[str] = (),
-        shared: Shared | None = None,
-        spared: Set[str] = frozenset(),
-        deadline_ms: int | None = None,
-    ) -> None:
-        self.kind = kind
-        self.op = op
-        self.frame = frame
-        self.branch = branch
-        self.touched = tuple(dict.fromkeys(touched))
-        self.index = index  # place among the op's targets: varies the seed
-        self.children = tuple(children)
-        self.shared = shared  # input: what its branches have in common
-        self.spared = spared
-        self.deadline_ms = deadline_ms
-        self.expects = expects
-        self.race: Race | None = None
-        self.scored: tuple[str, ...] = ()
-        self.place = 0  # among the op's tasks
-        self.resumed: Resumed | None = None
-        self.arrived = 0.0
-        self.bill: Bill | None = None
+    def __post_init__(self) -> None:
+        self.touched = tuple(dict.fromkeys(self.touched))
+        self.children = tuple(self.children)
