@@ -1,7 +1,7 @@
-"""Reads a checkpoint's config.json into the definition that the decoder is built from.
+"""The reader of a checkpoint's config.json, into the definition that the decoder is built from.
 
-Parses the file itself (importing `transformers` costs seconds). The family that `architectures` names
-says what its fields mean. What this build cannot run raises ModelError, which names file and field.
+It parses the file itself (importing `transformers` costs seconds). The family that `architectures` names
+interprets its fields. Settings that this build cannot run raise ModelError, which names file and field.
 """
 
 from dataclasses import replace
@@ -32,7 +32,7 @@ def read_config(folder: Path) -> Definition:
 
 
 def parse_config(raw: dict[str, Any], generation: dict[str, Any], path: Path) -> Definition:
-    """`raw`: config.json; `generation`: generation_config.json; `path`: named in errors."""
+    """Make a definition. `raw`: config.json; `generation`: the other file; `path`: named in errors."""
     family = FAMILIES[_architecture(raw, path)]
     inner = raw.get("text_config")
     if family.other is not None and isinstance(inner, dict):
@@ -59,7 +59,7 @@ def parse_config(raw: dict[str, Any], generation: dict[str, Any], path: Path) ->
 
 
 def _text(raw: dict[str, Any], family: Family, path: Path) -> tuple[dict[str, Any], str]:
-    """The fields of the text part, with what is said of the whole; and where they are."""
+    """Collect the fields of the text part, with those of the whole, and their place in the file."""
     inner = raw.get("text_config")
     if not isinstance(inner, dict):
         raise ModelError(f"{path}: text_config is {inner!r}: must be an object")

@@ -1,8 +1,8 @@
-"""The decoder: every family is settings of it, written once over `Ops`.
+"""The decoder, written once over `Ops`: every family is settings of it.
 
-Knows layers, their weights and their order; it does not know devices and kernels (the operations'
-business), pages, requests or files. Plain objects instead of torch modules: at one token a step their
-call overhead shows.
+This file knows layers, their weights and their order, not devices and kernels (the operations'
+business), pages, requests or files. Plain objects instead of torch modules, whose call overhead shows at
+one token a step.
 """
 
 from collections.abc import Iterable, Iterator
@@ -47,9 +47,9 @@ _LEAST_DIVISOR = 1e-16  # of the stream: eps over its square stays a float32
 
 @dataclass(slots=True)
 class Attention:
-    """A layer's mixer: what lets a position read the ones before it.
+    """A mixer: attention to the positions before.
 
-    `beside`: another mixer, which reads the same input; its output stands behind that of the heads.
+    `beside`: another mixer, which reads the same input; its output follows that of the heads.
     """
 
     norm: RMSNorm | None  # of its input
@@ -81,13 +81,13 @@ class Attention:
             yield self.output, [output, last], [own, self.beside.layer.width]
 
     def views(self, prefix: str, names: TensorNames) -> dict[str, Tensor]:
-        """What the loader fills beside products and norms."""
+        """Map names to the tensors that the loader fills, other than products and norms."""
         found = {} if self.beside is None else self.beside.views(prefix, names)
         sinks = self.heads.spec.sinks
         return found if sinks is None else found | {f"{prefix}.self_attn.sinks": sinks}
 
     def norms(self, prefix: str, names: TensorNames) -> Iterator[tuple[str, RMSNorm]]:
-        """Those inside, by their names: what is before and behind it is the layer's."""
+        """List the norms of q and k by name; those before and after the mixer are the layer's."""
         for name, norm in zip(names.qk_norms, (self.heads.q_norm, self.heads.k_norm), strict=True):
             if norm is not None:
                 yield f"{prefix}.self_attn.{name}", norm
@@ -124,7 +124,7 @@ class DecoderLayer:
             yield self.gate.named_norm(prefix)
 
     def divide_stream(self, by: float) -> None:
-        """Compute as before on a stream that is kept divided by `by`: norms do not see it but in eps."""
+        """Adapt to a stream that is kept divided by `by`: norms see that in eps alone."""
         parts = [self.mixer] if self.feed_forward is None else [self.mixer, self.feed_forward]
         before = [part.norm for part in parts]
         if isinstance(self.feed_forward, ExpertsBeside):
@@ -142,9 +142,9 @@ class DecoderLayer:
 
 
 def _rows_in_order(mixer: AttentionSettings, heads: LayerAttention) -> Tensor | None:
-    """Which row of a checkpoint's q, k and v each of ours is; None: they stay as they are.
+    """Compute which row of a checkpoint's q, k and v each of ours is; None: they stay as they are.
 
-    Heads whose halves turn together; values; then the gate's, which follow those of q head by head.
+    Heads whose halves rotate together; values; then the gate's, which follow those of q head by head.
     """
     order, dim = heads.rotary.order, mixer.head_dim
     if order is None and not mixer.gated:
@@ -162,13 +162,13 @@ def _rows_in_order(mixer: AttentionSettings, heads: LayerAttention) -> Tensor | 
 
 
 class Decoder:
-    """Weights and forward pass. Built empty: the loader fills what `weights` names, then `complete`."""
+    """Weights and forward pass. Built empty: the loader fills `weights`, then calls `complete`."""
 
     def __init__(
         self, config: Definition, context: int, dtype: torch.dtype, device: torch.device,
         late: bool = False,
     ) -> None:  # fmt: skip
-        """`late`: layers' products have no memory before it is asked for (`Linear.allocate`)."""
+        """`late`: layers' products have no memory before `Linear.allocate` is called."""
         self.config, self._late = config, late
         self.context = context  # positions that it knows the angles of
         self.dtype, self.device = dtype, device
@@ -189,7 +189,7 @@ class Decoder:
 
     @property
     def rotaries(self) -> list[Rotary]:
-        """All that the layers use."""
+        """The rotary embeddings that layers use."""
         return [rotary for _, _, rotary in self._rotaries]
 
     @torch.inference_mode()
@@ -197,10 +197,10 @@ class Decoder:
         self, step: StepInputs[Tensor], ops: Ops[AnyStream], layers: Iterable[int] | None = None,
         given: AnyStream | None = None, shown: ShownPictures | None = None,
     ) -> AnyStream:  # fmt: skip
-        """Run the step, store its keys and values. Returns the stream behind the last norm.
+        """Run the step, store its keys and values. Returns the stream after the last norm.
 
-        `layers`: only these, for loading their kernels; garbage comes out. `given`: not the embedding.
-        `shown`: takes the embedding's place for some tokens.
+        `layers`: only these, to load their kernels; the result is garbage. `given`: in place of the
+        embedding. `shown`: in its place for some tokens.
         """
         ops.begin(step)
         norm, scale = self.layers[0].mixer.norm, self._embedding_scale
@@ -234,16 +234,16 @@ class Decoder:
     def logits(
         self, x: AnyStream, lines: Tensor | None, ops: Ops[AnyStream], output: Tensor | None = None
     ) -> Tensor:
-        """[S, vocabulary] of `lines` int[S] of what `forward` returned, None: of all.
+        """Compute logits [S, vocabulary] of `lines` int[S] of `forward`'s result, None: of all.
 
-        Written to `output` if it is given.
+        They are written to `output` if it is given.
         """
         return ops.head(x, lines, self.head, self.config.logit_softcap, output)
 
     def unlike_layers(self) -> list[int]:
-        """Layers that together launch every kernel that any layer does.
+        """List layers that together launch every kernel that any layer does.
 
-        The first layer's input is a normalised one; else layers differ by their attention.
+        The first layer's input is normalised already; else layers differ by their attention.
         """
         unlike: dict[object, int] = {}
         for index, layer in enumerate(self.config.layers):
@@ -279,7 +279,7 @@ class Decoder:
             self._divide_streams()
 
     def _divide_streams(self) -> None:
-        """Keep the stream divided by all scalars so far, instead of multiplying it behind each layer."""
+        """Keep the stream divided by all scalars so far, instead of multiplying it after each layer."""
         divided = 1.0
         for index, layer in enumerate(self.layers):
             layer.divide_stream(divided)
@@ -293,7 +293,7 @@ class Decoder:
         self.norm.eps /= divided * divided
 
     def weights(self) -> dict[str, Tensor]:
-        """What the loader fills: a view for each tensor, by its name in checkpoints.
+        """Map names in checkpoints to the tensors that the loader fills.
 
         Raises TypeError once products have another form than the plain one.
         """
@@ -317,7 +317,7 @@ class Decoder:
         return views
 
     def products(self) -> Iterator[tuple[Linear, list[str]]]:
-        """All of them, each with the names of its tensors among `weights`."""
+        """List the products, each with the names of its tensors among `weights`."""
         for index, layer in enumerate(self.layers):
             for linear, names, _ in layer.products(f"model.layers.{index}", self.config.names):
                 kinds = ["weight"] if linear.bias is None else ["weight", "bias"]
@@ -328,7 +328,7 @@ class Decoder:
         yield self.head, [self._head_name]
 
     def parameters(self) -> int:
-        """Number of weights, a tied one counted once."""
+        """Count the weights, a tied one once."""
         return sum(view.numel() for view in self.weights().values())
 
     def _empty_layer(self, index: int, settings: LayerSettings) -> DecoderLayer:
@@ -428,7 +428,7 @@ class Decoder:
         )
 
     def _rotary(self, rope: RopeSettings | None, dim: int) -> Rotary:
-        """One for all layers with the same settings."""
+        """Find or make the rotary embedding, one for all layers with the same settings."""
         for known, size, rotary in self._rotaries:
             if (known, size) == (rope, dim):
                 return rotary

@@ -21,14 +21,14 @@ from ramify.gpu.ops.rotary import RopeSettings
 from ramify.gpu.vision.tower import Vision
 
 NormPlaces = Literal["before", "after", "both"]
-"""Of a mixer and a feed-forward: their input is normalised, or what they add to the stream, or both."""
+"""Where a mixer and a feed-forward have norms: before, on the input; after, on the output; or both."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSettings:
     """A mixer: attention to all positions, or to those of a window (`spec`).
 
-    Sinks of `spec` only say here that a checkpoint has some: the decoder's own are loaded.
+    Sinks of `spec` only say here that a checkpoint has some: the decoder loads its own.
     """
 
     heads: int
@@ -46,7 +46,7 @@ class AttentionSettings:
 
     @property
     def width(self) -> int:
-        """Heads times head size: what goes into the output projection."""
+        """Heads times head size: the inputs of the output projection."""
         return self.heads * self.head_dim
 
     @property
@@ -55,7 +55,7 @@ class AttentionSettings:
 
     @property
     def rows(self) -> int:
-        """Of its first product: q, k and v."""
+        """The outputs of its first product: q, k and v."""
         return self.width + 2 * self.kv_width
 
     @property
@@ -68,8 +68,8 @@ class AttentionSettings:
 class LatentSettings:
     """A mixer: attention to latents of `rank` numbers that all heads share (DeepSeek-V2, 2024).
 
-    Each head makes its key's `nope` numbers and its value of a token's latent; `turned` further numbers
-    of the key turn with the position, and are those of all heads. To attend is to have one KV head.
+    Each head computes its key's `nope` numbers and its value from a token's latent; `turned` further
+    numbers of the key are rotated, and are those of all heads. For attention there is one KV head.
     """
 
     heads: int
@@ -88,36 +88,36 @@ class LatentSettings:
 
     @property
     def head_dim(self) -> int:
-        """Of keys, as they are kept."""
+        """The size of keys as they are kept."""
         return self.rank + self.turned
 
     @property
     def query(self) -> int:
-        """Numbers of a head's query."""
+        """The size of a head's query."""
         return self.nope + self.turned
 
     @property
     def width(self) -> int:
-        """What goes into the output projection."""
+        """The inputs of the output projection."""
         return self.heads * self.value
 
     @property
     def rows(self) -> int:
-        """Of its first product: queries or their latents, then what is kept."""
+        """The outputs of its first product: queries or their latents, then what is kept."""
         return (self.q_rank or self.heads * self.query) + self.head_dim
 
     @property
     def group(self) -> int:
-        """All heads share the KV head."""
+        """The query heads that share the KV head: all."""
         return self.heads
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSettings:
-    """A mixer: a gated delta net (Yang et al. 2024) behind a convolution of `kernel` positions.
+    """A mixer: a gated delta net (Yang et al. 2024) after a convolution of `kernel` positions.
 
-    `rank`: each channel of the keys decays by itself (Kimi Delta Attention, 2025). Decays and gates come
-    from so many numbers then.
+    `rank`: each channel of the keys decays by itself (Kimi Delta Attention, 2025); decays and gates are
+    products of so many numbers then.
     """
 
     key_heads: int
@@ -130,12 +130,12 @@ class DeltaSettings:
 
     @property
     def width(self) -> int:
-        """What goes into the output projection."""
+        """The inputs of the output projection."""
         return self.value_heads * self.value_dim
 
     @property
     def convolved(self) -> int:
-        """Channels of the convolution: q, k and v."""
+        """The channels of the convolution: q, k and v."""
         return 2 * self.key_heads * self.key_dim + self.width
 
     def states(self, hidden: int) -> tuple[Shape, ...]:
@@ -158,7 +158,7 @@ class ConvSettings:
 
 @dataclass(frozen=True, slots=True)
 class MambaSettings:
-    """A mixer: Mamba-2 (Dao & Gu 2024) behind a convolution of `kernel` positions."""
+    """A mixer: Mamba-2 (Dao & Gu 2024) after a convolution of `kernel` positions."""
 
     heads: int
     head_dim: int
@@ -172,12 +172,12 @@ class MambaSettings:
 
     @property
     def width(self) -> int:
-        """What goes into the output projection."""
+        """The inputs of the output projection."""
         return self.heads * self.head_dim
 
     @property
     def convolved(self) -> int:
-        """Channels of the convolution: x, B and C."""
+        """The channels of the convolution: x, B and C."""
         return self.width + 2 * self.groups * self.state_dim
 
     def states(self, hidden: int) -> tuple[Shape, ...]:
@@ -187,9 +187,9 @@ class MambaSettings:
 
 
 KeptSettings = AttentionSettings | LatentSettings
-"""Of mixers that keep something of each token in the KV cache."""
+"""Settings of mixers that keep something of each token in the KV cache."""
 FixedSettings = DeltaSettings | MambaSettings | ConvSettings
-"""Of mixers that keep a fixed state."""
+"""Settings of mixers that keep a fixed state."""
 MixerSettings = KeptSettings | FixedSettings
 
 
@@ -204,7 +204,7 @@ class DenseSettings:
 
 @dataclass(frozen=True, slots=True)
 class ExpertSettings:
-    """A feed-forward: a few of `experts` such as `DenseSettings` says, chosen for each token."""
+    """A feed-forward: a few of `experts`, each like `DenseSettings`, chosen for each token."""
 
     experts: int
     size: int
@@ -231,18 +231,18 @@ class LayerSettings:
 
     @property
     def fixed(self) -> FixedSettings | None:
-        """Its mixer that keeps a fixed state."""
+        """The settings of its mixer with a fixed state; None: it has none."""
         return self.mixer if isinstance(self.mixer, FixedSettings) else self.beside
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """What a checkpoint calls the tensors of a layer of experts, in its feed-forward.
+    """A checkpoint's names of the tensors of a layer of experts, in its feed-forward.
 
     `each`: of every expert's gate, up and down, in `experts.NUMBER`; `stacked`: gate and up of all, and
     down of all, where they are one tensor each. `interleaved`: these are [experts, inputs, outputs],
-    gate and up take turns, and biases end in `_bias`; or they are MXFP4's `_blocks` and `_scales`.
-    `part`: what they are in; None: the feed-forward, "": the layer.
+    gate and up alternate, and biases end in `_bias`; or they are MXFP4's `_blocks` and `_scales`.
+    `part`: the part that they are in; None: the feed-forward, "": the layer.
     """
 
     router: str = "gate"
@@ -258,7 +258,7 @@ class ExpertNames:
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """What a checkpoint calls its tensors. Two names: the mixer's, the feed-forward's.
+    """A checkpoint's names of its tensors. Two names: the mixer's, the feed-forward's.
 
     One name for several blocks of rows: the checkpoint has them as one tensor.
     """
@@ -281,10 +281,10 @@ class TensorNames:
 
 @dataclass(frozen=True, slots=True)
 class TokenInputs:
-    """What every layer is given of each token beside the stream (per-layer embeddings, Gemma 3n).
+    """The layers' inputs of tokens besides the stream (per-layer embeddings, Gemma 3n).
 
-    `size` values for each layer, of a table by tokens and of a product of the embedding. A layer opens a
-    gate of the stream on them and adds a product of that, and then scales the stream by a number.
+    Each layer gets `size` values, of a table by tokens and of a product of the embedding. It multiplies
+    them by a gate of the stream, adds a product of that, and then scales the stream by a number.
     """
 
     size: int
@@ -321,22 +321,22 @@ class Definition:
 
     @property
     def attention(self) -> KeptSettings:
-        """That of the first layer which has any: see `equal`."""
+        """The attention of the first layer that has any: see `equal`."""
         return next(self.attentions)
 
     @property
     def attentions(self) -> Iterator[KeptSettings]:
-        """Those of all layers that have any."""
+        """The attention of all layers that have any."""
         return (layer.mixer for layer in self.layers if isinstance(layer.mixer, KeptSettings))
 
     def logits_cost(self, parameters: int) -> float:
-        """The multiplications for one position's logits over those of its layers."""
+        """Compute the ratio of multiplications for a position's logits to those of its layers."""
         head = self.vocab_size * self.hidden_size
         return head / max(1, parameters - (head if self.tied else 2 * head))
 
     @property
     def intermediate_size(self) -> int:
-        """Of the first layer that has a feed-forward; 0: none has."""
+        """The size of the first feed-forward; 0: there is none."""
         return next((each.feed_forward.size for each in self.layers if each.feed_forward), 0)
 
     @property
@@ -349,23 +349,23 @@ class Definition:
 
     @property
     def experts(self) -> list[ExpertSettings]:
-        """Those of all layers that choose among experts."""
+        """The settings of all layers that choose among experts."""
         feed_forwards = (layer.feed_forward for layer in self.layers)
         return [one for one in feed_forwards if isinstance(one, ExpertSettings)]
 
     @property
     def has_experts(self) -> bool:
-        """Whether any layer chooses among experts."""
+        """Whether a layer chooses among experts."""
         return bool(self.experts)
 
     @property
     def keeps_states(self) -> bool:
-        """Whether layers keep fixed states of a sequence, instead of keys and values or beside them."""
+        """Whether layers keep fixed states of a sequence, with or without keys and values."""
         return any(layer.fixed for layer in self.layers)
 
     @property
     def window(self) -> int | None:
-        """The tokens that layers with a window see, the most of any; None: none can have window pages.
+        """The most tokens that a layer with a window sees; None: no layer can have window pages.
 
         A layer that reads the keys and values of another one has a window if that has one.
         """
@@ -381,7 +381,7 @@ class Definition:
     def attention_shapes(
         self, dtype: torch.dtype, windows: bool = False, codes: bool = False
     ) -> list[AttentionShape]:
-        """What attention back ends are chosen and made by: each shape once, with its layers' specs.
+        """Collect the shapes of attention for back ends: each shape once, with its layers' specs.
 
         `windows`: layers with a window have pages of their own, and so a back end. `codes`: keys and
         values are 8-bit floats.
@@ -401,7 +401,7 @@ class Definition:
         ]
 
     def kv_places(self) -> list[int]:
-        """For each layer, which of the pool's layers has its keys and values, or its mixer's state."""
+        """List for each layer which layer of the pool has its keys and values, or its mixer's state."""
         places: list[int] = []
         keys = 0
         for layer, state in zip(self.layers, self.state_places(), strict=True):
@@ -415,11 +415,11 @@ class Definition:
         return places
 
     def state_places(self) -> list[int]:
-        """For each layer, how many before it keep states: where its own is."""
+        """List for each layer how many before it keep states: the index of its own."""
         return list(accumulate((layer.fixed is not None for layer in self.layers), initial=0))[:-1]
 
     def kv_layout(self, dtype: torch.dtype, windows: bool = False) -> KVLayout:
-        """How keys and values are kept. Layers with latents are all alike, and have none beside them.
+        """Make the layout of keys and values. Layers with latents are all alike, and without others.
 
         `windows`: layers with a window use window pages.
         """
@@ -430,7 +430,7 @@ class Definition:
         return PairLayout(tuple((one.kv_heads, one.head_dim) for one in own), dtype, windowed)
 
     def state_layout(self) -> StateLayout:
-        """How fixed states are kept."""
+        """Make the layout of fixed states."""
         mixers = (layer.fixed for layer in self.layers)
         return StateLayout(tuple(one.states(self.hidden_size) for one in mixers if one is not None))
 

@@ -1,6 +1,6 @@
-"""A feed-forward of experts: its weights by their names in checkpoints, and how it is made.
+"""A feed-forward of experts: its weights by their names in checkpoints, and its maker.
 
-What is computed with them is an operation (`ops.experts`).
+The computation is an operation (`ops.experts`).
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from ramify.gpu.ops.rmsnorm import RMSNorm
 
 @dataclass(slots=True)
 class Experts:
-    """A layer's feed-forward."""
+    """A layer's feed-forward of experts."""
 
     norm: RMSNorm | None
     layer: LayerExperts
@@ -52,7 +52,7 @@ class Experts:
         yield self.layer.down, [f"{expert}.{down}" for expert in every], [self.hidden] * len(every)
 
     def views(self, prefix: str, names: TensorNames) -> dict[str, Tensor]:
-        """What the loader fills beside products and norms."""
+        """Map names to the tensors that the loader fills, other than products and norms."""
         correction = self.layer.correction
         if correction is None:
             return {}
@@ -66,9 +66,9 @@ def _part(prefix: str, names: TensorNames) -> str:
 
 @dataclass(slots=True)
 class ExpertsBeside:
-    """Experts, and a dense feed-forward beside them (Gemma 4): what both put out is added.
+    """Experts, and a dense feed-forward beside them (Gemma 4), whose outputs are added.
 
-    Each has a norm before and one behind it; then comes one of the sum, that of the dense part here.
+    Each has a norm before and one after it; the sum has one, too, which is the dense part's here.
     """
 
     dense: FeedForward
@@ -95,7 +95,7 @@ class ExpertsBeside:
         yield from self.experts.products(prefix, names)
 
     def views(self, prefix: str, names: TensorNames) -> dict[str, Tensor]:
-        """What the loader fills beside products and the norms around it."""
+        """Map names to the tensors that the loader fills, other than products and outer norms."""
         one = self.experts
         inside = (
             (self.dense_norm, "post_feedforward_layernorm_1"),
@@ -112,7 +112,7 @@ class ExpertsBeside:
 
     @property
     def readers(self) -> list[RMSNorm]:
-        """The norms that read the stream, beside `norm`."""
+        """The norms that read the stream, besides `norm`."""
         found = (self.experts.norm, self.experts.layer.router_norm)
         return [norm for norm in found if norm is not None]
 
@@ -125,7 +125,7 @@ def empty_beside(
     dtype: torch.dtype,
     device: torch.device,
 ) -> ExpertsBeside:
-    """Weights that the loader fills."""
+    """Make a feed-forward whose weights the loader fills."""
     own = empty_feed_forward(dense, hidden, norms(), norms(), dtype, device)
     experts = empty_experts(one, hidden, norms(), norms(), dtype, device)
     experts.layer.router_norm = norms()
@@ -140,7 +140,7 @@ def empty_experts(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Experts:
-    """Weights that the loader fills, of a decoder whose stream is `hidden` wide."""
+    """Make a feed-forward whose weights the loader fills; `hidden`: width of the stream."""
 
     def linear(inputs: int, outputs: int, use: Use = "rows", stacked: int = 0) -> Linear:
         return empty_linear(inputs, outputs, one.bias, dtype, device, use, stacked)

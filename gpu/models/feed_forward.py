@@ -1,4 +1,4 @@
-"""A dense feed-forward: its weights by their names in checkpoints, and how it is made."""
+"""A dense feed-forward: its weights by their names in checkpoints, and its maker."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from ramify.gpu.ops.linear.base import Linear, empty_linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 
 Product = tuple[Linear, list[str], list[int]]
-"""With its blocks of rows: their names in checkpoints and, of several, how many rows they have."""
+"""A product and its blocks of rows: their names in checkpoints and, of several, their sizes."""
 
 
 @dataclass(slots=True)
 class FeedForward:
-    """down(activation(gate(x)) * up(x)) (Shazeer 2020), or without a gate down(max(up(x), 0)^2)."""
+    """The feed-forward down(activation(gate(x)) * up(x)) (Shazeer 2020), or down(max(up(x), 0)^2)."""
 
     norm: RMSNorm | None
     gate_up: Linear  # [2 * size, hidden], the gate's rows first; without a gate [size, hidden]
@@ -38,7 +38,7 @@ class FeedForward:
 
 
 def product(linear: Linear, prefix: str, names: tuple[str, ...], sizes: Sequence[int] = ()) -> Product:
-    """`sizes`: of its blocks, where the checkpoint has each as a tensor."""
+    """Name a product's blocks. `sizes`: of its blocks, where the checkpoint has each as a tensor."""
     return linear, [f"{prefix}.{name}" for name in names], list(sizes) if len(names) > 1 else []
 
 
@@ -50,7 +50,7 @@ def empty_feed_forward(
     dtype: torch.dtype,
     device: torch.device,
 ) -> FeedForward:
-    """Weights that the loader fills, of a decoder whose stream is `hidden` wide."""
+    """Make a feed-forward whose weights the loader fills; `hidden`: width of the stream."""
     if one.activation == "relu2":
         first = empty_linear(hidden, one.size, one.bias, dtype, device)
     else:

@@ -1,7 +1,7 @@
 """Typed access to the values of a config.json, with errors that name the file and the field.
 
-It remembers what was read, so that a setting which changes the mathematics and that a family does not
-read is refused instead of lost.
+It remembers which fields were read: one that changes the mathematics and that a family does not read is
+refused instead of ignored.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ _FACTORS = (
 
 
 class Fields:
-    """The `values` of a file, with defaults in them; `generation`: the other file's.
+    """The `values` of config.json, defaults included; `generation`: those of generation_config.json.
 
     `where`: the file's name, for errors.
     """
@@ -50,14 +50,14 @@ class Fields:
         self._where = where
 
     def rename(self, names: dict[str, str]) -> None:
-        """Of a config that calls fields otherwise. `names`: what it calls each, by our name."""
+        """Rename the fields of a config that has other names. `names`: its name of each, by ours."""
         self._values = dict(self._values)
         for ours, theirs in names.items():
             if theirs in self._values:
                 self._values[ours] = self._values.pop(theirs)
 
     def inside(self, name: str, defaults: dict[str, Any] = {}) -> "Fields":  # noqa: B006
-        """Those of an object, which may be missing. Nobody asks whether all of them were read."""
+        """Return the fields of an object, which may be missing. Unread ones are not refused."""
         values = self.get(name) or {}
         if not isinstance(values, dict):
             raise self.refused(f"{name} is {values!r}: must be an object")
@@ -68,13 +68,13 @@ class Fields:
         return self._values.get(name)
 
     def refused(self, told: str) -> ModelError:
-        """To be raised. A value that is told may be of any length."""
+        """Make the error to raise. Values in `told` may be of any length: they are cut."""
         if len(told) > _TOLD:
             told = f"{told[: _TOLD // 2]} ... {told[-_TOLD // 2 :]}"
         return ModelError(f"{self._where}: {told}")
 
     def integer(self, name: str, default: int | None = None, most: int | None = None) -> int:
-        """At most `most`; None: what a field of this name is at most."""
+        """Read a positive integer, at most `most`; None: the bound of fields of this name."""
         value = self.get(name)
         if value is None:
             value = default
@@ -88,7 +88,7 @@ class Fields:
         return value
 
     def optional_integer(self, name: str) -> int | None:
-        """A positive integer; None: the config has none."""
+        """Read a positive integer; None: the config has none."""
         if self.get(name) is None:
             return None
         value = self.get(name)
@@ -97,7 +97,7 @@ class Fields:
         return value
 
     def optional(self, name: str) -> float | None:
-        """A positive number; None: the config has none."""
+        """Read a positive number; None: the config has none."""
         if self.get(name) is None:
             return None
         value = self.number(name)
@@ -115,7 +115,7 @@ class Fields:
         return bool(self.get(name))
 
     def eos(self) -> tuple[int, ...]:
-        """All ids that end a text: generation_config.json and config.json may each name some."""
+        """Read all ids that end a text: generation_config.json and config.json may each name some."""
         ids: list[int] = []
         for value in (self._generation.get("eos_token_id"), self.get("eos_token_id")):
             for token in value if isinstance(value, list) else [value]:

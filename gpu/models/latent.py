@@ -1,6 +1,6 @@
-"""The mixer of latent attention: its weights by their names in checkpoints, and how it is made.
+"""The mixer of latent attention: its weights by their names in checkpoints, and its maker.
 
-What is computed with them is an operation (`Ops.attend_latent`).
+The computation is an operation (`Ops.attend_latent`).
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _EPS = 1e-6  # of the latents' norms, whatever the config says of the others
 
 @dataclass(slots=True)
 class Latent:
-    """A layer's mixer, between two products."""
+    """A mixer of latent attention, between two products."""
 
     norm: RMSNorm | None  # of its input
     input: Linear
@@ -48,13 +48,13 @@ class Latent:
         yield self.output, [f"{part}.{names.output}"], []
 
     def norms(self, prefix: str, names: TensorNames) -> Iterator[tuple[str, RMSNorm]]:
-        """Those inside, by their names."""
+        """List the norms inside by name."""
         yield f"{prefix}.self_attn.kv_a_layernorm", self.layer.norm
         if self.layer.q_norm is not None:
             yield f"{prefix}.self_attn.q_a_layernorm", self.layer.q_norm
 
     def views(self, prefix: str, names: TensorNames) -> dict[str, Tensor]:
-        """What the loader fills beside products and norms."""
+        """Map names to the tensors that the loader fills, other than products and norms."""
         return {f"{prefix}.self_attn.kv_b_proj.weight": self.layer.heads.up.flatten(0, 1)}
 
 
@@ -68,7 +68,7 @@ def empty_latent(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Latent:
-    """Weights that the loader fills, of a decoder whose stream is `hidden` wide."""
+    """Make a mixer whose weights the loader fills; `hidden`: width of the stream."""
 
     def empty_norm(size: int) -> RMSNorm:
         return RMSNorm(torch.empty(size, dtype=dtype, device=device), _EPS)

@@ -1,11 +1,11 @@
-"""A checkpoint's own layer that predicts the token after the next one (DeepSeek-V3, 2024, section 2.2).
+"""A checkpoint's own layer of multi-token prediction (MTP; DeepSeek-V3, 2024, section 2.2).
 
-What it reads of a position is the embedding of the next token, and the model's stream behind its last
-norm: both are normalised, and a product of the two, in this order, goes through one more layer of the
-model's kind and a norm. What that leaves is given to the head, and is the stream of the next position's
-guess. Embedding and head are the model's. Order and streams as in SGLang 0.4's `deepseek_nextn.py` and
-vLLM's `qwen3_next_mtp.py`, `deepseek_mtp.py`, `glm4_moe_mtp.py` (the latter two go on from the stream
-ahead of the last norm). Knows neither rows nor who guesses with it.
+It predicts the token after the next one. At a position it reads the embedding of the next token, and the
+model's stream after its last norm: both are normalised, and a product of the two, in this order, goes
+through one more layer of the model's kind and a norm. The head reads the result, which is also the
+stream of the next position's guess. Embedding and head are the model's. Order and streams as in SGLang
+0.4's `deepseek_nextn.py` and vLLM's `qwen3_next_mtp.py`, `deepseek_mtp.py`, `glm4_moe_mtp.py` (the
+latter two go on from the stream before the last norm). This file knows neither rows nor drafters.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from ramify.gpu.step.inputs import StepInputs
 
 @dataclass(frozen=True, slots=True)
 class MtpNames:
-    """What a checkpoint calls the tensors of such a layer. All names begin with `prefix`."""
+    """A checkpoint's names of the tensors of such a layer. All begin with `prefix`."""
 
     prefix: str
     layer: str  # of the decoder layer within
@@ -37,7 +37,7 @@ class MtpNames:
 
 
 def mtp_names(shape: Definition) -> MtpNames | None:
-    """None: no such layer is known of this family."""
+    """Find the names of a family's layer; None: no such layer is known of it."""
     if "mtp." in shape.names.skipped:  # Qwen3-Next, Qwen3.5
         return MtpNames(
             "mtp.", "mtp.layers.0.", "mtp.norm.", "mtp.pre_fc_norm_embedding.",
@@ -53,7 +53,7 @@ def mtp_names(shape: Definition) -> MtpNames | None:
 
 
 def mtp_definition(shape: Definition) -> tuple[Definition, MtpNames] | None:
-    """Of its one layer, without embedding and head; None: no such layer is known of this family."""
+    """Make the definition of the one layer, without embedding and head; None: none is known."""
     called = mtp_names(shape)
     attends = [layer for layer in shape.layers if isinstance(layer.mixer, KeptSettings)]
     if called is None or not attends:
@@ -85,9 +85,9 @@ def mtp_definition(shape: Definition) -> tuple[Definition, MtpNames] | None:
 
 
 class MtpLayer:
-    """Empty, until the loader fills what `weights` names; then `complete`.
+    """The layer, empty until the loader fills `weights` and calls `complete`.
 
-    Of several ranks the first has the embedding, so it alone has the product and the norms ahead of it.
+    Of several ranks the first has the embedding, so it alone has the product and the norms before it.
     """
 
     def __init__(self, model: Decoder, shape: Definition, called: MtpNames) -> None:
@@ -106,7 +106,7 @@ class MtpLayer:
         return RMSNorm(torch.empty(size, dtype=model.dtype, device=model.device), eps)
 
     def weights(self) -> dict[str, Tensor]:
-        """As those of a decoder."""
+        """Map names to the tensors that the loader fills, as of a decoder."""
         views = self.decoder.weights()
         del views["model.embed_tokens.weight"]
         if self._product is None:
@@ -116,7 +116,7 @@ class MtpLayer:
         return views | norms | {f"{self._called.product}weight": self._product.tensor}
 
     def products(self) -> Iterator[tuple[Linear, list[str]]]:
-        """As those of a decoder: all but the head, which is the model's."""
+        """List the products, as of a decoder, without the head, which is the model's."""
         for linear, names in self.decoder.products():
             if linear is not self.decoder.head:
                 yield linear, names
@@ -136,8 +136,8 @@ class MtpLayer:
     ) -> AnyStream:  # fmt: skip
         """Store the keys and values of the step's positions, and return their streams.
 
-        `hidden` [T, hidden]: of the model, or of this layer one position before, behind the last norm.
-        `tokens` int[T]: those behind the positions. None: another rank has the embedding.
+        `hidden` [T, hidden]: streams after the last norm, of the model, or of this layer one position
+        before. `tokens` int[T]: the next tokens. None: another rank has the embedding.
         """
         decoder = self.decoder
         if self._product is None or hidden is None or tokens is None:
@@ -152,5 +152,5 @@ class MtpLayer:
 
     @torch.inference_mode()
     def logits(self, x: AnyStream, ops: StreamOps[AnyStream], output: Tensor | None = None) -> Tensor:
-        """[R, vocabulary] of what `forward` returned."""
+        """Compute logits [R, vocabulary] of the result of `forward`."""
         return self._model.logits(x, None, ops, output)

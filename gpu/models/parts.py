@@ -1,4 +1,4 @@
-"""The parts that family files are written with: layers' settings out of a config's fields."""
+"""The parts of family files: functions from a config's fields to layers' settings."""
 
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -49,7 +49,7 @@ _TOWER = (
 )
 
 SHARED_EXPERTS = TensorNames(experts=ExpertNames(shared="shared_experts"))
-"""The names of checkpoints with DeepSeek's experts."""
+"""The tensor names of checkpoints with DeepSeek's experts."""
 
 COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 """Defaults that most config classes of `transformers` have."""
@@ -57,10 +57,10 @@ COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": Fal
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`defaults`: of its config class, because a saved config.json leaves out what equals them.
+    """A model family. `defaults`: of its config class; a saved config.json leaves out equal values.
 
-    `text`: of a model with a vision tower: the `model_type` of its text part. `vision`: reads its
-    tower's settings, given those of the whole; None: the text part is served alone.
+    `text`: of a model with a vision tower: the `model_type` of its text part. `vision`: reads the
+    tower's settings from those of the whole; None: the text part is served alone.
     """
 
     architecture: str
@@ -73,7 +73,7 @@ class Family:
 
 
 def of_text(definition: Definition) -> Definition:
-    """The same, of a checkpoint with a vision tower beside it, whose tensors are not read."""
+    """Adapt a definition to a checkpoint with a vision tower, whose tensors are not read."""
     towers = (*_TOWER, *(f"model.{name}" for name in _TOWER))
     skipped = (*definition.names.skipped, *towers)
     names = replace(definition.names, renamed=_RENAMED, skipped=skipped)
@@ -81,7 +81,7 @@ def of_text(definition: Definition) -> Definition:
 
 
 def seeing(definition: Definition, vision: Vision) -> Definition:
-    """The same, of a model that sees so."""
+    """Add vision to a definition."""
     layers = []
     for layer in definition.layers:
         mixer = layer.mixer
@@ -95,7 +95,7 @@ def seeing(definition: Definition, vision: Vision) -> Definition:
 
 
 def with_tower(names: TensorNames, tower: TowerSettings) -> TensorNames:
-    """Those of `of_text`, where a tower is read as well."""
+    """Adapt the names of `of_text` to a tower that is read as well."""
     read = {*tower.parts, *(f"model.{name}" for name in tower.parts)}
     skipped = tuple(name for name in names.skipped if name not in read)
     return replace(names, skipped=(*skipped, *tower.unread), renamed=(*names.renamed, *tower.renamed))
@@ -106,7 +106,7 @@ def layer_count(fields: Fields) -> int:
 
 
 def layer_kinds(fields: Fields, known: Collection[str], kind: Callable[[int], str]) -> list[str]:
-    """Each layer's kind, one of `known`. `kind`: of a layer where `layer_types` is not given."""
+    """List each layer's kind, one of `known`. `kind`: of a layer, without `layer_types`."""
     layers, types = layer_count(fields), fields.get("layer_types")
     if types is None:
         return [kind(index) for index in range(layers)]
@@ -116,7 +116,7 @@ def layer_kinds(fields: Fields, known: Collection[str], kind: Callable[[int], st
 
 
 def windows(fields: Fields, windowed: Callable[[int], bool]) -> list[int | None]:
-    """Each layer's sliding window. `windowed`: which layers have it where `layer_types` is not given."""
+    """List each layer's sliding window. `windowed`: which layers have it, without `layer_types`."""
     layers, window = layer_count(fields), fields.optional_integer("sliding_window")
     types = fields.get("layer_types")
     if window is None:
@@ -142,9 +142,9 @@ def attention(
     kv_heads: int | None = None,
     head_dim: int | None = None,
 ) -> AttentionSettings:
-    """`scale`: None: by the size of a head. `sinks`: a checkpoint has them.
+    """Make the settings of attention. `scale`: None: by the size of a head. `sinks`: there are some.
 
-    `kv_heads`, `head_dim`: None: as the config says of all.
+    `kv_heads`, `head_dim`: None: the config's.
     """
     heads = fields.integer("num_attention_heads")
     if kv_heads is None:
@@ -167,7 +167,7 @@ def attention(
 def mamba(
     fields: Fields, *, width: int | None = None, normed: bool = True, norm_first: bool = False
 ) -> MambaSettings:
-    """Of a config with fields called `mamba_...`. `width`: of all heads; None: as the config says."""
+    """Make the settings of Mamba-2, of fields `mamba_...`. `width`: of all heads; None: the config's."""
     if width is None:
         width = fields.integer("mamba_expand", most=64) * fields.integer("hidden_size")
     heads, groups = fields.integer("mamba_n_heads"), fields.integer("mamba_n_groups")
@@ -185,14 +185,14 @@ def mamba(
 
 
 def check_steps(fields: Fields) -> None:
-    """Raise ModelError for bounds of dt. `transformers` obeys them in prompts and not in decodes."""
+    """Raise ModelError for bounds of dt, which `transformers` obeys in prompts and not in decodes."""
     bounds = fields.get("time_step_limit")
     if bounds not in (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}]):
         raise fields.refused(f"time_step_limit is {bounds!r}: only [0, Infinity] is served")
 
 
 def dense(fields: Fields, *, bias: bool = False, size: int | None = None) -> DenseSettings:
-    """`size`: None: as the config says."""
+    """Make the settings of a dense feed-forward. `size`: None: the config's."""
     size = fields.integer("intermediate_size") if size is None else size
     return DenseSettings(size, activation(fields), bias)
 
@@ -209,9 +209,9 @@ def experts(
     kind: Literal["clamped_swiglu", "relu2"] | None = None,
     bias: bool = False,
 ) -> ExpertSettings:
-    """`router`: without `top`, which the config says. `count`, `size`, `top`: what it calls these.
+    """Make the settings of experts. `router`: without `top`. `count`, `size`, `top`: names of fields.
 
-    `shared`: size of the expert that every token goes through. `kind`: None: with the config's gate.
+    `shared`: size of the expert that every token goes through. `kind`: None: the config's activation.
     """
     fields.get(count)
     if fields.get("num_local_experts") is not None:  # as `transformers` calls it in files that it writes
@@ -230,13 +230,13 @@ def experts(
 
 
 def routed_experts(fields: Fields, router: RouterSettings) -> ExpertSettings:
-    """As DeepSeek's configs name them; a shared expert is as wide as so many."""
+    """Make the settings of experts from DeepSeek's fields; shared experts are one wide one."""
     shared = fields.integer("moe_intermediate_size") * fields.integer("n_shared_experts", most=64)
     return experts(fields, router, count="n_routed_experts", shared=shared)
 
 
 def after_dense(fields: Fields, sparse: ExpertSettings) -> list[FeedForwardSettings]:
-    """Each layer's feed-forward: the first ones dense."""
+    """List each layer's feed-forward: the first ones dense."""
     layers, first = layer_count(fields), fields.get("first_k_dense_replace")
     kinds = fields.get("mlp_layer_types")  # as `transformers` calls it in files that it writes
     if kinds is None:
@@ -250,7 +250,7 @@ def after_dense(fields: Fields, sparse: ExpertSettings) -> list[FeedForwardSetti
 
 
 def latent_attention(fields: Fields, grows: bool = False, turns: bool = True) -> LatentSettings:
-    """`grows`: queries may grow with the position (`llama_4_scaling_beta`). `turns`: there are some."""
+    """Make the settings of latent attention. `grows`: read `llama_4_scaling_beta`. `turns`: rotate."""
     heads = fields.integer("num_attention_heads")
     if fields.integer("num_key_value_heads", heads) != heads:
         raise fields.refused(f"num_key_value_heads is not {heads}: each head has keys of its own")
@@ -285,7 +285,7 @@ def latent_attention(fields: Fields, grows: bool = False, turns: bool = True) ->
 def latent_decoder(
     fields: Fields, mixer: LatentSettings, router: RouterSettings, score: str
 ) -> Definition:
-    """Latent attention in all layers, and experts behind the first ones. `score`: the router's."""
+    """Make a decoder of latent attention, with experts after the first layers. `score`: the router's."""
     for name, served in (("moe_layer_freq", 1), ("scoring_func", score)):
         if fields.get(name) not in (None, served):
             raise fields.refused(f"{name} is {fields.get(name)!r}: {fields.architecture} is served "
@@ -297,7 +297,7 @@ def latent_decoder(
 
 
 def activation(fields: Fields) -> Activation:
-    """Of a gate."""
+    """Read the activation of a gate."""
     name = str(fields.get("hidden_activation") or fields.get("hidden_act"))
     if name not in _ACTIVATIONS:
         raise fields.refused(f"hidden_act {name!r} is not supported: only {', '.join(_ACTIVATIONS)}")
@@ -320,9 +320,9 @@ def decoder(
     tied: bool | None = None,
     skipped: tuple[str, ...] = (),
 ) -> Definition:
-    """What is beside the layers. `rms_eps`, `tied`: None: as the config says.
+    """Make a definition of `layers` and the rest. `rms_eps`, `tied`: None: the config's.
 
-    `skipped`: more of what `TensorNames.skipped` says.
+    `skipped`: more of `TensorNames.skipped`.
     """
     max_position = fields.integer("max_position_embeddings")
     mixers = [each.mixer for each in layers if isinstance(each.mixer, KeptSettings)]

@@ -1,6 +1,6 @@
 """The mixers that keep a fixed state of a sequence: gated delta net, Mamba-2, short convolution.
 
-Their weights by their names in checkpoints, and their two products; what runs between these is an
+Their weights by their names in checkpoints, and their two products; the computation between these is an
 operation (`ops.fixed_states`).
 """
 
@@ -26,7 +26,7 @@ from ramify.gpu.step.inputs import StepInputs
 
 @dataclass(slots=True)
 class Recurrent:
-    """A layer's mixer, between two products. `name`: of its part in checkpoints."""
+    """A mixer with a fixed state, between two products. `name`: of its part in checkpoints."""
 
     norm: RMSNorm | None  # of its input
     input: Linear
@@ -42,11 +42,11 @@ class Recurrent:
         return ops.project(self.mixed(x, ops, step), self.output)
 
     def mixed(self, x: AnyStream, ops: Ops[AnyStream], step: StepInputs[Tensor]) -> Tensor:
-        """What its last product is of."""
+        """Compute the input of the last product."""
         return ops.recur(ops.linear(x, self.input), self.layer, step)
 
     def products(self, prefix: str, names: TensorNames) -> Iterator[tuple[Linear, list[str], list[int]]]:
-        """As those of attention, whose names say nothing of these."""
+        """List the products, as of attention, under names of their own."""
         own = [f"{prefix}.{self.name}.{name}" for name, _ in self.blocks]
         yield self.input, own, [rows for _, rows in self.blocks] if len(own) > 1 else []
         yield self.output, [f"{prefix}.{self.name}.{self.last}"], []
@@ -55,13 +55,13 @@ class Recurrent:
                 yield up, [f"{prefix}.{self.name}.{name}"], []
 
     def views(self, prefix: str, names: TensorNames) -> dict[str, Tensor]:
-        """What the loader fills beside products and norms."""
+        """Map names to the tensors that the loader fills, other than products and norms."""
         return {f"{prefix}.{self.name}.{name}": tensor for name, tensor in self.tensors.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """Makes mixers of a decoder whose stream is `hidden` wide, empty."""
+    """Maker of empty mixers. `hidden`: width of the stream."""
 
     hidden: int
     rms_eps: float
@@ -71,7 +71,7 @@ class Maker:
     def made(
         self, index: int, one: FixedSettings, norm: RMSNorm | None, post: RMSNorm | None
     ) -> Recurrent:
-        """`index`: of its state; `norm`, `post`: of its input and its output."""
+        """Make a mixer. `index`: of its state; `norm`, `post`: of its input and its output."""
         if isinstance(one, DeltaSettings):
             return (self.delta if one.rank is None else self.channels)(index, one, norm, post)
         if isinstance(one, MambaSettings):
@@ -100,7 +100,7 @@ class Maker:
     def channels(
         self, index: int, one: DeltaSettings, norm: RMSNorm | None, post: RMSNorm | None
     ) -> Recurrent:
-        """A delta net whose channels decay by themselves."""
+        """Make a delta net whose channels decay by themselves."""
         assert one.rank is not None
         heads, width, rank = one.key_heads, one.width, one.rank
         conv = self._empty(one.convolved, 1, one.kernel)
@@ -163,7 +163,7 @@ class Maker:
 
 
 def _of_key_heads(one: DeltaSettings) -> Tensor:
-    """Which row each of ours is, of heads that have theirs together: q, k, v, gates; betas, decays."""
+    """Compute which row each of ours is, of rows by key head: q, k, v, gates; betas, decays."""
     heads, shared = one.key_heads, one.value_heads // one.key_heads
     values = shared * one.value_dim
     wide = torch.arange(2 * heads * (one.key_dim + values)).view(heads, -1)

@@ -19,7 +19,7 @@ _MOST_THETA = 1e12  # a thousand times that of any model
 def rope(
     fields: Fields, theta: float = 10_000.0, partial: bool = False, unread: Sequence[str] = ()
 ) -> RopeSettings:
-    """Of all layers. `theta`: where the config has none. `partial`: a part of each head may turn.
+    """Read the settings of all layers. `theta`: the default. `partial`: a part of each head may rotate.
 
     `unread`: settings that change nothing where a model is served as text.
     """
@@ -40,9 +40,9 @@ def rope(
 def sectioned_rope(
     fields: Fields, sections: tuple[int, ...], theta: float = 10_000.0, partial: bool = False
 ) -> RopeSettings:
-    """Of layers whose tokens have three positions (M-RoPE, interleaved): pairs that each turns.
+    """Read the settings of interleaved M-RoPE: how many pairs each of three positions rotates.
 
-    `sections`: where the config has none. They are one position in text.
+    `sections`: the default. In text the three positions are one.
     """
     settings = rope(fields, theta, partial, unread=("mrope_section", "mrope_interleaved"))
     given = _given(fields).get("mrope_section")
@@ -53,7 +53,7 @@ def sectioned_rope(
 
 
 def ropes(fields: Fields, theta: float, local_theta: float) -> tuple[RopeSettings, RopeSettings]:
-    """Of the layers that see all positions, and of those with a window, which no scaling concerns."""
+    """Read the settings of layers that see all positions, and of those with a window, not scaled."""
     given = _given(fields)
     local: Any = {}
     if any(name in given for name in TYPES):
@@ -65,7 +65,7 @@ def ropes(fields: Fields, theta: float, local_theta: float) -> tuple[RopeSetting
 def contexts(
     settings: Iterable[RopeSettings | None], max_position: int, fields: Fields
 ) -> tuple[int, int | None]:
-    """The context to serve with such layers, and the longest that may be asked for (None: any)."""
+    """Compute the context to serve, and the longest that may be asked for (None: any)."""
     found = [_contexts(each, max_position, fields) for each in settings if each is not None]
     context = max((each[0] for each in found), default=max_position)
     longest = [each[1] for each in found if each[1] is not None]
@@ -80,7 +80,7 @@ def _given(fields: Fields) -> dict[str, Any]:
 
 
 def _settings(fields: Fields, given: Any, theta: float, partial: bool = False) -> RopeSettings:
-    """Both spellings as one dict with `rope_type`, `rope_theta` and the type's own fields."""
+    """Read both spellings as one dict with `rope_type`, `rope_theta` and the type's own fields."""
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
         raise fields.refused("rope_parameters nests objects in the settings of a layer type")
     for name in _UNKNOWN:
@@ -112,7 +112,7 @@ def _settings(fields: Fields, given: Any, theta: float, partial: bool = False) -
 
 
 def _contexts(settings: RopeSettings, max_position: int, fields: Fields) -> tuple[int, int | None]:
-    """Of layers with these settings.
+    """Compute the contexts of layers with these settings.
 
     `max_position_embeddings` means either of two lengths. Qwen's documentation adds YaRN to a config
     that keeps stating the original length; other checkpoints state the stretched one. With

@@ -1,9 +1,9 @@
-"""What one of several ranks holds of a decoder, and which part of each tensor of a checkpoint that is.
+"""The division of a decoder, and of a checkpoint's tensors, among ranks.
 
 Heads, channels, rows of feed-forwards and of experts, and the vocabulary of the head are divided in the
 order of the ranks; where there are fewer KV heads or groups than ranks, neighbours hold the same one.
-So a mixer and a feed-forward of a rank put out a part of a sum. The embedding is rank 0's. Knows shapes
-and names, neither files nor how ranks talk.
+So the output of a rank's mixer or feed-forward is a part of a sum. The embedding is rank 0's. This file
+knows shapes and names, neither files nor how ranks talk.
 """
 
 from collections.abc import Iterator
@@ -38,19 +38,19 @@ _EMBEDDING = "model.embed_tokens.weight"
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Pieces [first, last) along `dim` of a tensor of `shape`; no pieces: another rank's."""
+    """A rank's pieces [first, last) along `dim` of a tensor of `shape`; none: it is another rank's."""
 
     shape: tuple[int, ...]
     dim: int
     pieces: tuple[tuple[int, int], ...]
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Of the whole tensor: this rank's part."""
+        """Cut this rank's part out of the whole tensor."""
         parts = [tensor.narrow(self.dim, first, last - first) for first, last in self.pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
     def of_weight(self, weight: Weight) -> Weight:
-        """The same of a stored form. Raises ValueError where inputs are no whole groups."""
+        """Cut this rank's part out of a stored form. Raises ValueError: inputs are no whole groups."""
         if self.dim:
             ((first, last),) = self.pieces
             return weight.columns(first, last)
@@ -58,7 +58,7 @@ class Cut:
 
 
 def part_of(shape: Definition, rank: int, ranks: int, whole_experts: bool = False) -> Definition:
-    """What `rank` of `ranks` holds. Raises ModelError for what is not divided.
+    """Make the definition of the part of `rank` of `ranks`. Raises ModelError if it cannot be divided.
 
     `whole_experts`: each rank has some experts of every layer, instead of a part of each expert.
     """
@@ -74,7 +74,7 @@ def part_of(shape: Definition, rank: int, ranks: int, whole_experts: bool = Fals
 
 
 def cuts(whole: Definition, own: Decoder, rank: int, ranks: int) -> dict[str, Cut]:
-    """By the names of the decoder's weights, of those that `own` has not whole."""
+    """List the cuts of the weights of which `own` has a part, by name."""
     shapes = {name: tuple(view.shape) for name, view in _meta(whole).weights().items()}
     held = {name: tuple(view.shape) for name, view in own.weights().items()}
     of_whole, of_own = dict(_blocks(whole)), dict(_blocks(own.config))
@@ -95,7 +95,7 @@ def cuts(whole: Definition, own: Decoder, rank: int, ranks: int) -> dict[str, Cu
 
 @torch.inference_mode()
 def leave_biases_to_first(model: Decoder) -> None:
-    """On the other ranks: biases behind parts of sums are added once. To be called on loaded weights."""
+    """Drop loaded biases after parts of sums, on the other ranks: they are added once."""
     for layer in model.layers:
         parts: list[Linear] = [layer.mixer.output]
         fed = layer.feed_forward
@@ -119,7 +119,7 @@ def _meta(shape: Definition) -> Decoder:
 def _pieces(
     whole: tuple[int, ...], own: tuple[int, ...], rank: int, ranks: int
 ) -> Iterator[tuple[int, int]]:
-    """One of each block. Ranks that share a block hold the same one in a row."""
+    """Yield a rank's piece of each block. Ranks that share a block hold the same one in a row."""
     at = 0
     for size, mine in zip(whole, own, strict=True):
         first = at + rank * size // ranks // mine * mine
@@ -128,7 +128,7 @@ def _pieces(
 
 
 def _blocks(shape: Definition) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The blocks of tensors in which a checkpoint has several things that are divided each."""
+    """Yield tensors of several blocks, each of which is divided, with the blocks' sizes."""
     names = shape.names
     for index, layer in enumerate(shape.layers):
         prefix = f"model.layers.{index}"
@@ -165,14 +165,14 @@ def _refused(ranks: int, why: str) -> ModelError:
 
 
 def _shared(what: str, count: int, ranks: int) -> int:
-    """The same, or 1 where several ranks hold each."""
+    """Divide `count` among ranks; 1 where several ranks hold each. Raises ModelError."""
     if count < ranks and not ranks % count:
         return 1
     return divided(what, count, ranks)
 
 
 def _layer(layer: LayerSettings, ranks: int, place: int | None) -> LayerSettings:
-    """`place`: of the rank, where it has whole experts."""
+    """Divide a layer. `place`: of the rank, where it has whole experts."""
     return replace(
         layer,
         mixer=_mixer(layer.mixer, ranks),

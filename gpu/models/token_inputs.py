@@ -1,4 +1,4 @@
-"""What layers are given of each token beside the stream: per-layer embeddings (Gemma 3n and 4)."""
+"""The layers' inputs of tokens besides the stream: per-layer embeddings (Gemma 3n and 4)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _NORM = "model.per_layer_projection_norm"
 
 @dataclass(slots=True)
 class TokenGate:
-    """A layer's part: a gate of the stream on its inputs, and a product of what comes through."""
+    """A layer's part: a gate of the stream on its inputs, and a product of the result."""
 
     gate: Linear  # [size, hidden]
     output: Linear  # [hidden, size]
@@ -25,11 +25,11 @@ class TokenGate:
     scale: float = 1.0  # what the stream is kept divided by: the gate reads the stream itself
 
     def forward(self, x: AnyStream, given: Tensor, ops: Ops[AnyStream]) -> Projection:
-        """given [T, size]."""
+        """Gate the layer's inputs `given` [T, size], and multiply."""
         return ops.project(ops.open_gate(x, self.gate, self.scale, given, self.activation), self.output)
 
     def products(self, prefix: str) -> Iterator[tuple[Linear, list[str], list[int]]]:
-        """In the layer that is called `prefix`."""
+        """List the products of the layer `prefix`."""
         yield self.gate, [f"{prefix}.per_layer_input_gate"], []
         yield self.output, [f"{prefix}.per_layer_projection"], []
 
@@ -38,7 +38,7 @@ class TokenGate:
 
 
 def table_views(tables: TokenInputTables) -> dict[str, Tensor]:
-    """What the loader fills beside products."""
+    """Map names to the tensors that the loader fills, other than products."""
     return {TABLE: tables.table, f"{_NORM}.weight": tables.norm.weight}
 
 

@@ -1,4 +1,4 @@
-"""Towers of config.json: the settings of `vision_config`."""
+"""Readers of `vision_config` in config.json: the settings of towers."""
 
 import math
 from collections.abc import Mapping
@@ -74,7 +74,7 @@ _DEFAULTS = {
 def qwen_vision(
     whole: Fields, hidden: int, ids: Mapping[str, int], deep: tuple[int, ...] | None = None
 ) -> Vision:
-    """`ids`: of config.json's tokens where it leaves them out. `deep`: likewise; None: there is none."""
+    """Read Qwen's tower. `ids`: defaults of config.json's tokens. `deep`: the default; None: none."""
     fields = whole.inside("vision_config", _DEFAULTS)
     layers, heads = fields.integer("depth", most=_MOST_LAYERS), fields.integer("num_heads")
     own, places = fields.integer("hidden_size"), fields.integer("num_position_embeddings", most=1 << 20)
@@ -106,7 +106,7 @@ def qwen_vision(
 
 
 def clip_vision(whole: Fields, hidden: int) -> Vision:
-    """CLIP's tower as LLaVA has it."""
+    """Read CLIP's tower as LLaVA has it."""
     fields = whole.inside("vision_config", _CLIP)
     kind = fields.get("model_type") or "clip_vision_model"
     if kind != "clip_vision_model":
@@ -129,7 +129,7 @@ def clip_vision(whole: Fields, hidden: int) -> Vision:
 
 
 def siglip_vision(whole: Fields, hidden: int) -> Vision:
-    """SigLIP's tower as Gemma 3 has it."""
+    """Read SigLIP's tower as Gemma 3 has it."""
     fields = whole.inside("vision_config", _SIGLIP)
     kind = fields.get("model_type") or "siglip_vision_model"
     if kind != "siglip_vision_model":
@@ -151,7 +151,7 @@ def siglip_vision(whole: Fields, hidden: int) -> Vision:
 
 
 def gemma4_vision(whole: Fields, hidden: int) -> Vision:
-    """The tower of Gemma 4. A picture's tokens see each other where the text part says so."""
+    """Read the tower of Gemma 4. A picture's tokens see each other where the text part says so."""
     fields, text = whole.inside("vision_config", _GEMMA4), whole.inside("text_config")
     kind, turns = fields.get("model_type") or "gemma4_vision", fields.inside("rope_parameters")
     if kind != "gemma4_vision":
@@ -178,7 +178,7 @@ def gemma4_vision(whole: Fields, hidden: int) -> Vision:
 
 
 def pixtral_vision(whole: Fields, hidden: int) -> Vision:
-    """Pixtral's tower as Mistral Small 3 and 4 have it, with a merger of patches."""
+    """Read Pixtral's tower as Mistral Small 3 and 4 have it, with a merger of patches."""
     fields = whole.inside("vision_config", _PIXTRAL)
     kind, behind = fields.get("model_type") or "pixtral", whole.get("vision_feature_layer")
     if kind != "pixtral" or behind not in (None, -1):
@@ -199,7 +199,7 @@ def pixtral_vision(whole: Fields, hidden: int) -> Vision:
 
 
 def _alike(fields: Fields, parts: int, activation: str = "hidden_act") -> dict[str, Any]:
-    """What towers whose layers are all alike have. `parts`: see `_heads`. `activation`: its field."""
+    """Read settings of towers with layers all alike. `parts`: see `_heads`. `activation`: a field."""
     own, heads = _heads(fields, parts)
     return {
         "patch": _patch(fields), "hidden": own, "heads": heads,
@@ -216,7 +216,7 @@ def _patch(fields: Fields) -> int:
 
 
 def _heads(fields: Fields, parts: int) -> tuple[int, int]:
-    """The width, and the heads; a head has a multiple of `parts` values."""
+    """Read the width, and the number of heads; a head has a multiple of `parts` values."""
     own, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     size = fields.get("head_dim")
     if own % (parts * heads) or size not in (None, own // heads):

@@ -1,6 +1,6 @@
-"""What config.json and this machine say against ranks, before any process of them is started.
+"""Checks of settings, config.json and machine for ranks, before their processes are started.
 
-Needs no torch. What only the whole model tells, each rank says (`gpu.startup.ranks`).
+Needs no torch. Checks that need the whole model are each rank's (`gpu.startup.ranks`).
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # as famili
 
 
 def check_ranks(config: ModelConfig, gpus: int = 0) -> None:
-    """Raises ModelError. `gpus`: that torch may see at most, 0: nobody knows."""
+    """Check the settings. `gpus`: the most that torch may see, 0: unknown. Raises ModelError."""
     count = config.tensor_parallel
     if count == 1:
         return
@@ -32,20 +32,20 @@ def check_ranks(config: ModelConfig, gpus: int = 0) -> None:
 
 
 def divided(what: str, count: int, ranks: int) -> int:
-    """How many of them each rank has. Raises ModelError."""
+    """Divide `count` of `what` among ranks. Raises ModelError if there is a remainder."""
     if count % ranks:
         raise refused(ranks, f"{count} {what} are not divisible by {ranks}; give another number")
     return count // ranks
 
 
 def refuse_no_experts(there: bool, ranks: int) -> None:
-    """Raises ModelError for a model without experts, where ranks are to have some whole."""
+    """Refuse a model without experts, where ranks are to have some whole. Raises ModelError."""
     if not there:
         raise refused(ranks, "the model has no experts; leave --expert-parallel out")
 
 
 def refuse_file(path: Path, ranks: int) -> None:
-    """Raises ModelError for a GGUF file."""
+    """Refuse a GGUF file for several ranks. Raises ModelError."""
     if ranks > 1 and path.is_file():
         raise refused(ranks, "a GGUF file is not divided; give a folder of safetensors")
 

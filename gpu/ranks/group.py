@@ -23,30 +23,30 @@ _PATIENCE = timedelta(days=1)
 
 
 class RankSums:
-    """Sums of a rank that nobody answers: to rehearse steps, which each rank does in its own time."""
+    """Sums that wait for no other rank, for rehearsing steps, which each rank does in its own time."""
 
     def __init__(self, rank: int, count: int) -> None:
         self.rank, self.count = rank, count
         self.peers: PeerRows | None = None  # for sums in kernels of ours: see `Ranks.meet`
 
     def sum(self, x: Tensor) -> Tensor:
-        """Over all ranks, in place."""
+        """Sum over all ranks, in place."""
         return x
 
     def from_first(self, x: Tensor) -> Tensor:
-        """Rank 0's numbers, in place."""
+        """Replace x by that of rank 0, in place."""
         return x
 
     def columns(self, x: Tensor, width: int) -> Tensor:
-        """x [S, n] of each rank side by side: [S, width], what lies beyond left out."""
+        """Gather x [S, n] of all ranks side by side: [S, width], cut off there."""
         return x.repeat(1, self.count)[:, :width]
 
 
 class Ranks(RankSums):
-    """This process among those that run one model. `ring`: what rank 0 tells of each step."""
+    """This process among those that run one model. `ring`: carries rank 0's steps."""
 
     def __init__(self, place: RankPlace, device: torch.device, spins: bool | None = None) -> None:
-        """`spins`: as of the ring; None: on GPUs."""
+        """`spins`: see `StepRing`; None: on GPUs."""
         super().__init__(place.rank, place.ranks)
         self.ring = StepRing(place, device.type == "cuda" if spins is None else spins)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -98,19 +98,19 @@ class Ranks(RankSums):
             self.peers = peers
 
     def least(self, values: list[int]) -> list[int]:
-        """The least of each that any rank says."""
+        """Take the least of each value over all ranks."""
         found = torch.tensor(values)
         self._host.allreduce([found], dist.ReduceOp.MIN).wait()
         least: list[int] = found.tolist()
         return least
 
     def _now(self, options: Any) -> Any:
-        """On the stream of the step, so that a CUDA graph holds nothing else."""
+        """Put the work of `options` on the step's stream, on GPUs, so that a CUDA graph can hold it."""
         options.asyncOp = not self.on_gpu
         return options
 
     def close(self) -> None:
-        """Rank 0 ends the others: an empty message."""
+        """Leave the group; rank 0 ends the others by an empty message."""
         if not self.rank:
             self.ring.put(b"")
         self.ring.close()

@@ -1,7 +1,7 @@
 """Memory of each GPU that the others write to, for sums in kernels of ours.
 
-It holds parts of sums, [2, ranks - 1, rows, hidden], and behind them flags, int32 [ranks - 1, rows].
-Which kernel writes what is `ops.triton_sums`.
+It holds parts of sums, [2, ranks - 1, rows, hidden], and after them flags, int32 [ranks - 1, rows]. The
+kernels are those of `ops.triton_sums`.
 """
 
 import os
@@ -22,11 +22,11 @@ _MOST_HALVED, _BELLS = 128 << 20, 16  # bytes: of a rank's part, and of its bell
 
 @dataclass(slots=True)
 class PeerHalves:
-    """Memory of two ranks for sums whose rows come in two halves, which copy engines carry.
+    """Memory of two ranks for sums whose rows come in two halves, carried by copy engines.
 
     `theirs`, `mine` [2, rows, hidden]: places for the other rank's rows, by turns, in its memory and in
-    this rank's. `their_bells`, `my_bells` int32[2, 2]: of a half in a place. `least`: rows of a sum that
-    is made so. `made`: sums so far.
+    this rank's. `their_bells`, `my_bells` int32[2, 2]: flags of a half in a place. `least`: rows from
+    which on sums are halved. `made`: sums so far.
     """
 
     theirs: Tensor
@@ -42,14 +42,14 @@ class PeerHalves:
 
 
 def halves_in(theirs: Tensor, mine: Tensor, hidden: int, dtype: torch.dtype) -> PeerHalves:
-    """`theirs`, `mine` uint8: the memory, as large as `halves_room` says, all zeros."""
+    """Lay out memory for halves. `theirs`, `mine` uint8: zeros, as many as `halves_room`."""
     there, here = (memory[:-_BELLS].view(dtype).view(2, -1, hidden) for memory in (theirs, mine))
     bells = [memory[-_BELLS:].view(torch.int32).view(2, 2) for memory in (theirs, mine)]
     return PeerHalves(there, here, bells[0], bells[1], LEAST_HALVED)
 
 
 def halves_room(ranks: int, hidden: int, dtype: torch.dtype, tokens: int) -> int:
-    """Bytes for sums of so many tokens at most; 0: there is none."""
+    """Compute the bytes for sums of so many tokens at most; 0: sums are not halved."""
     row = hidden * dtype.itemsize
     rows = min(tokens, _MOST_HALVED // row) if ranks == 2 else 0
     return 0 if rows < LEAST_HALVED else 2 * rows * row + _BELLS
@@ -57,10 +57,10 @@ def halves_room(ranks: int, hidden: int, dtype: torch.dtype, tokens: int) -> int
 
 @dataclass(slots=True)
 class PeerRows:
-    """`places` int64[ranks]: addresses of all ranks' memory; `flags`: where they begin, in bytes.
+    """Memory of all ranks. `places` int64[ranks]: its addresses; `flags`: where they begin, in bytes.
 
     `counts` int32[rows]: sums of each row so far. Sums of more than `one_shot` rows take two shots.
-    `halves`: of two ranks that sum in halves, too. `held`: what keeps the memory.
+    `halves`: of two ranks that sum in halves, too. `held`: keeps the memory mapped.
     """
 
     rank: int
@@ -75,12 +75,12 @@ class PeerRows:
 
     @property
     def most(self) -> int:
-        """Rows of the largest sum that kernels make."""
+        """The rows of the largest sum that kernels make."""
         return self.rows * (_PIECES_OF_TWO if self.ranks == 2 else 1)
 
 
 def room(ranks: int, hidden: int, dtype: torch.dtype, tokens: int) -> tuple[int, int, int]:
-    """Rows of a sum, of `tokens` at most; where flags begin, and bytes of all."""
+    """Compute the most rows of a sum, `tokens` at most; where flags begin; and all bytes."""
     row = hidden * dtype.itemsize
     rows = max(1, min(tokens, (_MOST_OF_TWO if ranks == 2 else _MOST) // row))
     flags = 2 * (ranks - 1) * rows * row
@@ -88,7 +88,7 @@ def room(ranks: int, hidden: int, dtype: torch.dtype, tokens: int) -> tuple[int,
 
 
 def one_shot_rows(ranks: int, rows: int, hidden: int, dtype: torch.dtype) -> int:
-    """Up to how many of `rows` a sum takes one shot."""
+    """Compute up to how many of `rows` a sum takes one shot."""
     return rows if ranks == 2 else min(rows, max(1, _ONE_SHOT // (hidden * dtype.itemsize)))
 
 
@@ -96,7 +96,7 @@ def meet(
     store: Any, group: str, rank: int, ranks: int, hidden: int, dtype: torch.dtype, tokens: int,
     device: torch.device,
 ) -> PeerRows:  # fmt: skip
-    """Map the memory of all ranks, which all call it. Raises RuntimeError where they cannot.
+    """Map the memory of all ranks, which all call this. Raises RuntimeError where they cannot.
 
     `group`: torch's name of a process group of theirs. Rows are a multiple of 16 bytes.
     """

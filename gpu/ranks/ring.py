@@ -1,8 +1,8 @@
-"""What rank 0 tells the other ranks: a ring in shared memory, written once whatever their number.
+"""The ring in shared memory by which rank 0 sends messages to all other ranks at once.
 
 A message goes through it in parts. The first words of the memory are each rank's: how far it has come,
-in bytes and in messages, and whether it sleeps. Readers on GPUs look at the writer's position for a
-while, which costs no call of the system, and then sleep until their bell, an eventfd, is rung. The
+in bytes and in messages, and whether it sleeps. Readers on GPUs poll the writer's position for a while,
+which takes no system call, and then sleep until their bell, an eventfd, is rung. The
 memory has its pages from the start, so that no message waits for them. It has no name: processes inherit
 its descriptor, and it is gone with the last of them. This file does not know what messages mean.
 """
@@ -71,18 +71,18 @@ class GroupMemory:
             os.close(descriptor)
 
     def counters(self) -> "GroupCounters":
-        """They outlive this."""
+        """Return the group's counters, which outlive this."""
         return GroupCounters(self.places[0])
 
 
 class GroupCounters:
-    """How far ranks have come, for who watches them."""
+    """The progress of ranks, for the process that watches them."""
 
     def __init__(self, place: RankPlace) -> None:
         self._words = memoryview(mmap.mmap(place.ring, _LINE * place.ranks)).cast("Q")
 
     def messages(self) -> list[int]:
-        """By rank: that rank 0 has told, and that the others have taken."""
+        """Read by rank how many messages rank 0 has sent, and each other rank has taken."""
         found: list[int] = self._words[_MESSAGES::_WORDS].tolist()
         return found
 
@@ -91,10 +91,10 @@ class GroupCounters:
 
 
 class StepRing:
-    """Rank 0 writes, the others read. Positions count all bytes since the start."""
+    """The ring: rank 0 writes, the others read. Positions count all bytes since the start."""
 
     def __init__(self, place: RankPlace, spins: bool = False) -> None:
-        """Takes over the descriptors of ring and bells. `spins`: a core may be kept busy by waiting."""
+        """Take over the descriptors of ring and bells. `spins`: waiting may keep a core busy."""
         self._rank, self._others = place.rank, range(1, place.ranks)
         head, flags = _LINE * place.ranks, mmap.MAP_SHARED | mmap.MAP_POPULATE
         self._memory = memoryview(mmap.mmap(place.ring, head + RING_BYTES, flags))
@@ -125,7 +125,7 @@ class StepRing:
             self._write(message[at : at + PART_BYTES])
 
     def take(self, timeout: float) -> bytes | None:
-        """The next message; None after `timeout` seconds."""
+        """Read the next message; None after `timeout` seconds."""
         until = time.perf_counter() + self._spins
         words, at = self._words, self._at
         while words[_POSITION] <= at and time.perf_counter() < until:
@@ -145,7 +145,7 @@ class StepRing:
         return message
 
     def close(self) -> None:
-        """Again: no change."""
+        """Release the memory and the descriptors. Idempotent."""
         if self._bells:
             for memory in (self._words, self._data, self._memory):
                 memory.release()
@@ -154,7 +154,7 @@ class StepRing:
             self._bells = []
 
     def _part(self, left: int) -> bytes:
-        """The next one of a message of which `left` bytes are to come."""
+        """Read the next part of a message of which `left` bytes are to come."""
         while not self._arrived(DOZE_SECONDS):
             pass
         part = self._read(min(left, PART_BYTES))
@@ -162,7 +162,7 @@ class StepRing:
         return part
 
     def _arrived(self, timeout: float) -> bool:
-        """Sleep until something is there, `timeout` seconds at most."""
+        """Sleep until there is something to read, or `timeout` seconds. Returns whether there is."""
         words, sleeps = self._words, self._rank * _WORDS + _SLEEPS
         if not _ORDERED:  # a bell is rung for each part: who hears it sees what was written before
             if not self._bell.poll(1000 * timeout):

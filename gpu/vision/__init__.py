@@ -1,1 +1,1 @@
-"""Towers: pictures become vectors of the decoder's stream."""
+"""Vision towers, which turn pictures into vectors of the decoder's stream."""

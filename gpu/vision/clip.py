@@ -17,7 +17,7 @@ from ramify.gpu.vision.tower import ACTIVATIONS, LayeredTowerSettings, Norm, Pro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipTowerSettings(LayeredTowerSettings):
-    """`layers`: those that run, of `whole`."""
+    """The settings of CLIP's tower. `layers`: those that run, of `whole`."""
 
     eps: float
     whole: int
@@ -34,14 +34,14 @@ class ClipTowerSettings(LayeredTowerSettings):
 
 
 def in_tower(*names: str) -> tuple[str, ...]:
-    """As checkpoints call what begins so in the tower, with the places that older ones write down."""
+    """Return the beginnings of names in checkpoints, with the positions that older ones store."""
     ahead = ("vision_tower.vision_model.", "vision_tower.")
     named = tuple(before + name for before in ahead for name in (*names, "embeddings.position_ids"))
     return (*named, *(f"model.{name}" for name in named))
 
 
 class SquareTower(Tower):
-    """Patches of a square with learned positions, `first` of them those of other tokens, and layers."""
+    """A tower over a square of patches with learned positions, `first` of which are of other tokens."""
 
     def __init__(
         self, settings: LayeredTowerSettings, eps: float, first: int, bias: bool,
@@ -61,7 +61,7 @@ class SquareTower(Tower):
                         for index in range(settings.layers)]  # fmt: skip
 
     def _through(self, x: Tensor) -> Tensor:
-        """x [B, patches, size] through all layers."""
+        """Run x [B, patches, size] through all layers."""
         for norm, q, k, v, output, post, up, down in self._each(self._blocks):
             y = norm(x)
             x = x + output(attended(q(y), k(y), v(y), self._heads))

@@ -1,8 +1,8 @@
 """The tower of Gemma 4: layers with norms on both sides of each part, and a mean over neighbours.
 
-Pictures have any size. Positions are learned, of columns and of rows; half of a head turns by the
-column, the other half by the row. Products of some checkpoints clip what goes in and what comes out.
-Means of patches, standardised in some checkpoints, are normalised and multiplied by one matrix.
+Pictures have any size. Positions are learned, of columns and of rows; half of a head is rotated by the
+column, the other half by the row. Products of some checkpoints clip their inputs and outputs. Means of
+patches, standardised in some checkpoints, are normalised and multiplied by one matrix.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4TowerSettings(LayeredTowerSettings):
-    """`places`: learned positions of each axis. `clips`: products have bounds."""
+    """The settings of Gemma 4's tower. `places`: positions of an axis. `clips`: products have bounds."""
 
     eps: float
     theta: float
@@ -44,7 +44,7 @@ class Gemma4TowerSettings(LayeredTowerSettings):
 
 @dataclass(slots=True)
 class _Clipped:
-    """A product. `bounds`: the least and most of its input, and of its output; (): there are none."""
+    """A product. `bounds`: least and most of its input, and of its output; (): there are none."""
 
     product: Product
     bounds: tuple[Tensor, ...]
@@ -97,14 +97,14 @@ class Gemma4Tower(Tower):
         return self._projected(self._normed(x.to(self.dtype)))[:, :, None]
 
     def _normed(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """By the root of the mean square of the last dimension, in float32."""
+        """Divide by the root of the mean square of the last dimension, in float32."""
         weight = None if weight is None else weight.float()
         return F.rms_norm(x.float(), x.shape[-1:], weight, self._settings.eps).to(x.dtype)
 
     def _block(
         self, name: str
     ) -> tuple[list[Tensor], Callable[[Tensor, Tensor, Tensor], Tensor], list[_Clipped]]:
-        """A layer's norms, its attention, and the products of its feed-forward."""
+        """Make a layer's norms, its attention, and the products of its feed-forward."""
         own, inner, heads = self._settings.hidden, self._settings.intermediate, self._settings.heads
         norms = [
             self._empty(f"{name}.{each}_layernorm.weight", own)

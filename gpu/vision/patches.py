@@ -1,6 +1,6 @@
-"""From pixels to patches, with the arithmetic of `transformers`' processors, bit for bit in float32.
+"""Patches of pixels, by the arithmetic of `transformers`' processors, bit for bit in float32.
 
-A pixel has 256 values, so what becomes of each is computed once and looked up.
+A pixel has 256 values, so the result of each is computed once and looked up.
 """
 
 import numpy as np
@@ -11,13 +11,12 @@ from ramify.protocol.pictures import Picture, PictureSettings
 
 
 class Patches:
-    """Cuts pictures for a tower that merges `merge` times `merge` patches to a token."""
+    """Cutter of pictures for a tower that merges `merge` times `merge` patches to a token."""
 
     def __init__(
         self, settings: PictureSettings, frames: int = 2, device: torch.device | None = None
     ) -> None:
-        """`frames`: how many equal ones a picture is for the tower. `device`: where that is; None: a
-        CPU."""
+        """`frames`: a picture is so many equal frames. `device`: the tower's; None: a CPU."""
         self._patch, self._merge = settings.patch, settings.unit // settings.patch
         self._frames = frames
         values = (np.arange(256, dtype=np.float64) * (1 / 255)).astype(np.float32)
@@ -26,11 +25,11 @@ class Patches:
         self._table = torch.from_numpy(table).to(device)
 
     def grid(self, picture: Picture) -> tuple[int, int]:
-        """Rows and columns of patches."""
+        """Compute rows and columns of patches."""
         return picture.height // self._patch, picture.width // self._patch
 
     def cut(self, picture: Picture) -> Tensor:
-        """float32[patches, 3 * frames * patch * patch]; the patches of a token follow each other."""
+        """Cut into float32[patches, 3 * frames * patch * patch]; those of a token follow each other."""
         pixels = torch.tensor(np.frombuffer(picture.pixels, np.uint8), device=self._table.device)
         planes = pixels.view(-1, 3).t().long()
         values = self._table.gather(1, planes)

@@ -1,8 +1,8 @@
-"""Pictures of an executor: a tower that runs beside the steps, and what it made of each picture.
+"""The pictures of an executor: a tower that runs beside the steps, and the vectors of each picture.
 
 The tower has a thread of its own: on a GPU also a stream, on a CPU a lower priority than the steps.
-Pictures of one size run together. What was made lies on the model's device until it is forgotten; the
-scheduler says what is looked at and what is forgotten (`StepPlan.looks`).
+Pictures of one size run together. Vectors lie on the model's device until they are forgotten; the
+scheduler says which pictures are looked at and which are forgotten (`StepPlan.looks`).
 """
 
 import math
@@ -37,7 +37,7 @@ _NICE = 10  # the tower's threads on a CPU: beside a step they get a tenth
 
 
 class Pictures:
-    """Used by the executor's thread. The tower's own thread begins with the first picture."""
+    """The tower and its vectors. Used by the executor's thread; the first picture starts the tower's."""
 
     def __init__(self, tower: Tower, settings: PictureSettings) -> None:
         self.turned = tower.settings.turned
@@ -55,7 +55,7 @@ class Pictures:
         self._sign_at = 0.0
 
     def described(self, info: ExecutorInfo) -> ExecutorInfo:
-        """`info`, with what the scheduler has to know."""
+        """Return `info` with the facts about pictures that the scheduler needs."""
         each = self.tower.settings.width * self.tower.dtype.itemsize
         return replace(info, pictures=self.settings, picture_bytes=each, picture_room=ROOM)
 
@@ -65,7 +65,7 @@ class Pictures:
         return bool(self._under_way)
 
     def take(self, plan: StepPlan) -> None:
-        """Forget and look at what the plan says. Raises PlanError where it contradicts earlier ones."""
+        """Forget and look at pictures by the plan. Raises PlanError if it contradicts earlier ones."""
         for key in plan.unseen:
             if self._kept.pop(key, None) is None:
                 raise PlanError(f"step {plan.step} forgets a picture that is not kept")
@@ -81,7 +81,7 @@ class Pictures:
             self._thread.start()
 
     def seen(self) -> PicturesSeen | None:
-        """What has become of pictures since the last call; empty: the tower runs; None: say nothing."""
+        """Report on pictures since the last call; empty: the tower runs; None: nothing to report."""
         said = PicturesSeen(layers=self.tower.layers_run)
         while self._made:
             key, made = self._made.popleft()
@@ -99,7 +99,7 @@ class Pictures:
         return said
 
     def shown(self, rows: Array, positions: Array, pictures: RowPictures) -> ShownPictures | None:
-        """What takes the embedding's place in a step; None: it shows no picture.
+        """Collect the vectors that replace the embedding in a step; None: it shows no picture.
 
         Raises PlanError where a picture is not kept.
         """
@@ -120,7 +120,7 @@ class Pictures:
         return ShownPictures(lines, values[0] if len(values) == 1 else torch.cat(values))
 
     def rehearse(self) -> None:
-        """Take the memory of the tower's largest run, and of all that is kept."""
+        """Allocate the memory of the tower's largest run, and of all vectors that are kept."""
         settings, unit = self.settings, self.settings.unit
         side = max(1, math.isqrt(settings.most) // unit) * unit
         black = Picture(side, side, bytes(3 * side * side))
@@ -134,7 +134,7 @@ class Pictures:
         del kept
 
     def close(self) -> None:
-        """End the tower's thread, and forget all. It may be used again."""
+        """End the tower's thread, and forget all. The object may be used again."""
         if self._thread is not None:
             self._asked.put(None)
             self._thread.join(_END_SECONDS)
@@ -166,20 +166,20 @@ class Pictures:
             waiting = [look for look in waiting if look not in batch]
 
     def _batch(self, waiting: Sequence[PictureLook]) -> list[PictureLook]:
-        """The oldest, and those of its size: so many at once as `_TOGETHER` says."""
+        """Take the oldest, and those of its size: up to `_TOGETHER` at once."""
         rows, columns = grid = self._patches.grid(waiting[0].picture)
         most = max(1, _TOGETHER // (rows * columns)) if self._cuda else 1
         return [look for look in waiting if self._patches.grid(look.picture) == grid][:most]
 
     def _run(self, batch: Sequence[Picture]) -> Tensor:
-        """Pictures of one size -> [B, tokens, 1 + deep, output] on the device."""
+        """Run the tower on pictures of one size: [B, tokens, 1 + deep, output] on the device."""
         rows, columns = self._patches.grid(batch[0])
         with self._beside():
             patches = torch.stack([self._patches.cut(each) for each in batch])
             return self.tower.forward(patches, rows, columns)
 
     def _made_of(self, batch: Sequence[Picture]) -> list[Tensor]:
-        """What the tower makes of each, in memory of its own, which goes with it."""
+        """Run the tower. Returns each picture's vectors in memory of its own, to be freed alone."""
         made = self._run(batch)
         with self._beside():  # a copy on another stream would not wait for the tower
             outputs = [each.clone() for each in made] if len(batch) > 1 else [made[0]]
@@ -188,5 +188,5 @@ class Pictures:
         return outputs
 
     def _beside(self) -> Any:
-        """The tower's stream, where it has one."""
+        """Enter the tower's stream, where it has one."""
         return torch.cuda.stream(self._stream) if self._cuda else nullcontext()

@@ -1,7 +1,7 @@
 """The tower of Pixtral and of Mistral Small 3: Mistral's layers over patches (Agrawal et al. 2024).
 
-Pictures have any size. Attention sees the whole picture; its heads turn by row and column. A merger
-makes one token of neighbouring patches, and two products make the decoder's embeddings.
+Pictures have any size. Attention sees the whole picture; its heads are rotated by row and column. A
+merger makes one token of neighbouring patches, and two products make the decoder's embeddings.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _EPS = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PixtralTowerSettings(LayeredTowerSettings):
-    """`norm_eps`: of the norm ahead of the merger."""
+    """The settings of Pixtral's tower. `norm_eps`: of the norm before the merger."""
 
     projector_activation: str
     bias: bool  # the projector has some

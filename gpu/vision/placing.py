@@ -1,7 +1,7 @@
-"""Where pictures stand in a step: what rotates each token, and which lines show pictures.
+"""The places of pictures in a step: the positions that rotate tokens, and the lines that show pictures.
 
 With M-RoPE a token has three positions: time, row, column. A picture's tokens differ in the last two,
-and text behind it goes on where the larger side ends. Knows rows and positions; it does not know towers.
+and the text after it goes on where the larger side ends. This file knows rows and positions, not towers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ MOVED_TURNS = "moved_turns"  # in a plan: int32[3, T], what `turns_of` says less
 
 
 class PictureLines(NamedTuple):
-    """Lines of a step that show a part of a picture. `offsets`: which of its vectors each is."""
+    """The lines of a step that show a part of a picture. `offsets`: which of its vectors each is."""
 
     placed: PlacedPicture
     lines: Ints
@@ -30,7 +30,7 @@ class PictureLines(NamedTuple):
 
 
 def lines_of(rows: Array, positions: Array, pictures: RowPictures) -> Iterator[PictureLines]:
-    """Of a step whose lines run `positions` [T] of `rows` [T]."""
+    """Find the lines that show pictures in a step whose lines run `positions` [T] of `rows` [T]."""
     for row, placed in pictures.items():
         own = np.flatnonzero(rows == row)
         if len(own):
@@ -44,7 +44,7 @@ def lines_of(rows: Array, positions: Array, pictures: RowPictures) -> Iterator[P
 
 
 def turns_of(rows: Array, positions: Array, pictures: RowPictures) -> Ints:
-    """int64[3, T]: what rotates each line."""
+    """Compute the three positions of each line: int64[3, T]."""
     turns = np.repeat(positions.astype(np.int64)[None], 3, 0)
     for row, placed in pictures.items():
         own = np.flatnonzero(rows == row)
@@ -59,9 +59,9 @@ def turns_of(rows: Array, positions: Array, pictures: RowPictures) -> Ints:
 
 
 def extending(step: StepRows, pictures: RowPictures) -> RowPictures:
-    """Rows with pictures whose lines may stand before the end of one: those of extends and given tokens.
+    """Find rows with lines that may stand before the end of a picture: extends, given tokens.
 
-    What is sampled stands behind all of a row's pictures.
+    Sampled tokens stand after all of a row's pictures.
     """
     rows = step.rows[: step.extends + len(step.given)].tolist()
     return {row: pictures[row] for row in rows if row in pictures}
@@ -79,9 +79,9 @@ def shows(step: StepRows, pictures: RowPictures) -> bool:
 
 
 def seen_behind(step: StepRows, pictures: RowPictures) -> Tokens:
-    """int32[T]: how many tokens behind itself each line sees: those up to the end of its picture.
+    """Count how many tokens after itself each line sees, up to the end of its picture: int32[T].
 
-    Of models whose pictures are seen whole. Raises PlanError where an extend ends inside of one.
+    For models whose pictures are seen whole. Raises PlanError where an extend ends inside of one.
     """
     found, first = np.zeros(step.computed, dtype=np.int32), 0
     extends = (part[: step.extends].tolist() for part in (step.rows, step.starts, step.counts))
@@ -102,8 +102,8 @@ def lay_moved_turns(
 ) -> None:
     """Fill `moved` int32[3, T] for lines that run `positions` [T] of `rows` [T].
 
-    `shifts` [rows]: by how much text behind all pictures of a row is moved back. `extended`: rows whose
-    lines may stand before some of these.
+    `shifts` [rows]: by how much text after all pictures of a row is moved back. `extended`: rows with
+    lines that may stand before the end of a picture.
     """
     moved[:] = -shifts[rows.astype(np.int64)]
     own = np.flatnonzero(np.isin(rows, list(extended)))

@@ -1,6 +1,6 @@
-"""Reads a checkpoint's settings of pictures: preprocessor_config.json, or processor_config.json.
+"""The reader of a checkpoint's settings of pictures: preprocessor_config.json or processor_config.json.
 
-What cannot be served raises ModelError, which names file and field.
+Settings that cannot be served raise ModelError, which names file and field.
 """
 
 import math
@@ -23,7 +23,7 @@ _ROW_ENDS = {"image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
 
 
 def read_processor(folder: Path, shape: Definition) -> PictureSettings:
-    """Raises ModelError, also where the checkpoint has none."""
+    """Read the settings of pictures. Raises ModelError, also if the checkpoint has none."""
     assert shape.vision is not None
     files, vision = json_files(folder), shape.vision
     raw, where = files("preprocessor_config.json"), folder / "preprocessor_config.json"
@@ -55,7 +55,7 @@ def read_processor(folder: Path, shape: Definition) -> PictureSettings:
 
 
 def _check_steps(fields: Fields, fit: PictureFit) -> None:
-    """Raise ModelError where the file's steps are not those of models that fit pictures so."""
+    """Check that the file's steps are those of models with this `fit`. Raises ModelError."""
     crops, served = fit == "crop", fields.architecture
     for name in _STEPS + crops * ("do_center_crop",):
         due = name != "do_normalize" or fit != "within"
@@ -75,7 +75,7 @@ def _check_steps(fields: Fields, fit: PictureFit) -> None:
 
 
 def _area(fields: Fields, tower: TowerSettings) -> tuple[int, int]:
-    """The least and the most pixels of a picture."""
+    """Read the least and the most pixels of a picture."""
     for name, ours in (
         ("patch_size", tower.patch), ("merge_size", tower.merge), ("temporal_patch_size", tower.frames),
     ):  # fmt: skip
@@ -90,13 +90,13 @@ def _area(fields: Fields, tower: TowerSettings) -> tuple[int, int]:
 
 
 def _longest(fields: Fields, tower: TowerSettings) -> tuple[int, int]:
-    """Those of a token, and of a square with sides as long as may be."""
+    """Compute least and most pixels: of a token, and of a square with the longest sides."""
     longest = fields.inside("size").integer("longest_edge", most=_MOST_LONGEST)
     return tower.unit**2, longest**2
 
 
 def _crop(fields: Fields, tower: TowerSettings) -> tuple[int, int]:
-    """Both are those of the square that the tower has learned positions of."""
+    """Compute least and most pixels: both of the square whose positions the tower has learned."""
     sides = set[int]()
     for name, edges in (("size", ("shortest_edge",)), ("crop_size", ("height", "width"))):
         given = fields.get(name)
@@ -110,7 +110,7 @@ def _crop(fields: Fields, tower: TowerSettings) -> tuple[int, int]:
 
 
 def _stretch(fields: Fields, tower: TowerSettings) -> tuple[int, int]:
-    """The same, of a square that pictures of any shape are brought to."""
+    """Compute least and most pixels: both of the square to which pictures are stretched."""
     size = fields.inside("size")
     sides = {size.integer(edge, most=_MOST_LONGEST) for edge in ("height", "width")}
     if sides != {tower.side}:
@@ -122,7 +122,7 @@ def _stretch(fields: Fields, tower: TowerSettings) -> tuple[int, int]:
 
 
 def _within(fields: Fields, tower: TowerSettings) -> tuple[int, int]:
-    """Those of a token, and of so many as a picture may be at most."""
+    """Compute least and most pixels: of a token, and of the most tokens of a picture."""
     for name, ours in (("patch_size", tower.patch), ("pooling_kernel_size", tower.merge)):
         if fields.get(name) not in (None, ours):
             raise fields.refused(f"{name} is {fields.get(name)!r}: the tower has {ours}")
@@ -136,7 +136,7 @@ _SIZES = {"area": _area, "longest": _longest, "crop": _crop, "stretch": _stretch
 
 
 def _row_ends(folder: Path, whole: dict[str, Any], vision: Vision) -> tuple[int, int]:
-    """The tokens behind a picture's rows, and behind its last one."""
+    """Read the tokens after a picture's rows, and after its last one."""
     tower, where = vision.tower, folder / "processor_config.json"
     for name, ours in (("patch_size", tower.patch), ("spatial_merge_size", tower.merge)):
         if whole.get(name) not in (None, ours):
@@ -152,7 +152,7 @@ def _row_ends(folder: Path, whole: dict[str, Any], vision: Vision) -> tuple[int,
 
 
 def _three(fields: Fields, name: str, fit: PictureFit) -> tuple[float, float, float]:
-    """A positive number for each colour."""
+    """Read a positive number for each colour."""
     if fit == "within":
         return 0.5, 0.5, 0.5  # what Gemma 4's tower begins with, in the place of its processor
     values: Any = fields.get(name)

@@ -21,7 +21,7 @@ _PREFIX = "model.visual."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QwenTowerSettings(TowerSettings):
-    """As config.json says them."""
+    """The settings of Qwen's tower, as of config.json."""
 
     layers: int
     hidden: int
@@ -74,7 +74,7 @@ class QwenTower(Tower):
         return torch.stack((self._merger(x), *deep), 2)
 
     def _learned(self, row: Tensor, column: Tensor, rows: int, columns: int) -> Tensor:
-        """The learned positions, interpolated to a grid whose corners are the square's."""
+        """Interpolate the learned positions to a grid whose corners are the square's."""
         side = int(self._settings.places**0.5)
         (high, high_by), (wide, wide_by) = (
             _taps(place, size, side) for place, size in ((row, rows), (column, columns))
@@ -101,7 +101,7 @@ class QwenTower(Tower):
         )
 
     def _merge(self, name: str, normed: int, merged: int) -> "partial[Tensor]":
-        """A merger's forward pass; its norm is over `normed` values."""
+        """Make a merger's forward pass; its norm is over `normed` values."""
         norm = self._norm(f"{name}.norm", normed, _EPS)
         up = self._product(f"{name}.linear_fc1", merged, merged)
         down = self._product(f"{name}.linear_fc2", merged, self._settings.output)
@@ -114,7 +114,7 @@ def _merged(norm: Norm, up: Product, down: Product, normed: int, merged: int, x:
 
 
 def _taps(place: Tensor, size: int, side: int) -> tuple[Tensor, Tensor]:
-    """Two neighbours of `side` for each place of `size`, and their weights."""
+    """Find two neighbours of `side` for each place of `size`, and their weights."""
     source = place.float() * (side - 1) / max(size - 1, 1)
     floor = source.floor()
     offsets = torch.arange(2, device=place.device)

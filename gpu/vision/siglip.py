@@ -20,7 +20,7 @@ class SiglipTowerSettings(LayeredTowerSettings):
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """The head that pools a whole picture, which some checkpoints have."""
+        """The tensors of the head that pools a whole picture, which some checkpoints have."""
         return in_tower("head.")
 
     def empty(self, dtype: torch.dtype, device: torch.device) -> "SiglipTower":

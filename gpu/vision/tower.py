@@ -1,4 +1,4 @@
-"""What towers are made of: weights that the loader fills by their names, norms and products."""
+"""The parts of towers: settings, weights that the loader fills by name, norms and products."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,15 +25,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": _quick_gelu,
     "silu": F.silu,
 }
-"""By their names in config.json."""
+"""Activations by their names in config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerSettings(ABC):
-    """What others know of a tower.
+    """Base of the settings of a tower, as other files need them.
 
-    `parts`: how checkpoints begin the names of its tensors; `renamed`: what some begin with, and what
-    that is for us, as in `TensorNames`.
+    `parts`: beginnings of its tensors' names in checkpoints; `renamed`: other beginnings, and ours of
+    them, as in `TensorNames`.
     """
 
     patch: int  # pixels of a patch's side
@@ -54,27 +54,27 @@ class TowerSettings(ABC):
 
     @property
     def unit(self) -> int:
-        """Pixels of a token's side."""
+        """The pixels of a token's side."""
         return self.patch * self.merge
 
     @property
     def width(self) -> int:
-        """Numbers that the decoder is given of a token: the embedding, and what is added to layers."""
+        """The numbers of a token for the decoder: the embedding, and the terms to add after layers."""
         return (1 + len(self.deep)) * self.output
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """How names begin of those tensors that no picture needs."""
+        """The beginnings of names of tensors that no picture needs."""
         return ()
 
     @abstractmethod
     def empty(self, dtype: torch.dtype, device: torch.device) -> "Tower":
-        """A tower whose weights are to be loaded."""
+        """Make a tower whose weights are to be loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayeredTowerSettings(TowerSettings):
-    """Of a tower whose layers are all alike, as config.json says them."""
+    """The settings of a tower whose layers are all alike, as of config.json."""
 
     layers: int
     hidden: int
@@ -85,11 +85,11 @@ class LayeredTowerSettings(TowerSettings):
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """How a model sees pictures. Each is so many tokens called `token`, between `before` and `after`.
+    """A model's vision. A picture is a number of tokens `token`, between `before` and `after`.
 
-    `fit`: what its processor does with sizes. `lined`: tokens that the processor names end each row.
+    `fit`: how its processor fits sizes. `lined`: tokens that the processor names end each row.
     `around`: text on both sides of `before` and `after`. `whole`: in which layers a picture's tokens see
-    those of it that come behind them.
+    its later ones.
     """
 
     tower: TowerSettings
@@ -113,7 +113,7 @@ class Product:
 
 @dataclass(slots=True)
 class Norm:
-    """`bias`: None: a norm by the root of the mean square."""
+    """A norm. `bias`: None: by the root of the mean square."""
 
     weight: Tensor
     bias: Tensor | None
@@ -126,7 +126,7 @@ class Norm:
 
 
 class Tower(ABC):
-    """Built empty: the loader fills what `weights` names."""
+    """Base of towers. Built empty: the loader fills `weights`."""
 
     def __init__(self, settings: TowerSettings, dtype: torch.dtype, device: torch.device) -> None:
         self.settings = settings
@@ -135,24 +135,24 @@ class Tower(ABC):
         self._views: dict[str, Tensor] = {}
 
     def weights(self) -> dict[str, Tensor]:
-        """What the loader fills, by its name in checkpoints."""
+        """Map names in checkpoints to the tensors that the loader fills."""
         return self._views
 
     @abstractmethod
     def forward(self, patches: Tensor, rows: int, columns: int) -> Tensor:
-        """patches [B, rows * columns, inputs] of pictures of one size -> [B, tokens, 1 + deep, output].
+        """Run patches [B, rows * columns, inputs] of like pictures: [B, tokens, 1 + deep, output].
 
-        The decoder's embedding of each token comes first, then what is added behind its layers.
+        The decoder's embedding of each token comes first, then the terms to add after its layers.
         """
 
     def _each(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        """The layers, one after the other: those that were run are counted."""
+        """Yield the layers, and count those that were run."""
         for block in blocks:
             yield block
             self.layers_run += 1
 
     def _empty(self, name: str, *shape: int, stored: Sequence[int] = ()) -> Tensor:
-        """`stored`: how checkpoints shape it, if otherwise."""
+        """Make a tensor for the loader. `stored`: its shape in checkpoints, if another."""
         tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._views[name] = tensor.view(*stored) if stored else tensor
         return tensor
@@ -162,7 +162,7 @@ class Tower(ABC):
         return Product(weight, self._empty(f"{name}.bias", outputs) if bias else None)
 
     def _convolution(self, name: str, outputs: int, *kernel: int, bias: bool = True) -> Product:
-        """Of patches that do not overlap, which is a product. `kernel`: channels first."""
+        """Make a convolution of patches that do not overlap: a product. `kernel`: channels first."""
         inputs = torch.Size(kernel).numel()
         weight = self._empty(f"{name}.weight", outputs, inputs, stored=(outputs, *kernel))
         return Product(weight, self._empty(f"{name}.bias", outputs) if bias else None)
@@ -173,14 +173,14 @@ class Tower(ABC):
 
 
 def places(rows: int, columns: int, merge: int) -> tuple[Tensor, Tensor]:
-    """Row and column of each patch, int64[rows * columns]: those of a token follow each other."""
+    """Compute row and column of each patch, int64[rows * columns]: those of a token in a row."""
     numbers = torch.arange(rows * columns).view(rows // merge, merge, columns // merge, merge)
     order = numbers.transpose(1, 2).flatten()
     return order // columns, order % columns
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float | None = None) -> Tensor:
-    """Attention of all patches of a picture to each other. [B, patches, size], and so the result.
+    """Attend of all patches of a picture to each other: [B, patches, size] -> [B, patches, size].
 
     `scale`: None: by the size of a head.
     """

@@ -1,7 +1,7 @@
 """The model families: each is a file in this folder, found by being here.
 
-A file says in `FAMILIES` which architectures it serves, with the defaults of their config classes, and
-how a config's fields become layers.
+A file's `FAMILIES` has the architectures that it serves, with the defaults of their config classes, and
+the functions that turn a config's fields into layers.
 """
 
 from importlib import import_module

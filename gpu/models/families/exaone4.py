@@ -41,7 +41,7 @@ def define(fields: Fields) -> Definition:
 
 
 def _windows(fields: Fields) -> list[int | None]:
-    """The pattern is a number N, every Nth layer has no window, or letters: L has one, G has none."""
+    """Read the pattern: a number N, every Nth layer has no window; or letters: L has one, G none."""
     pattern, last = fields.get("sliding_window_pattern"), layer_count(fields) - 1
     if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         letters = pattern

@@ -78,7 +78,7 @@ def _attention(own: int, kv: int, hidden: int, factors: dict[str, float]) -> lis
 
 
 def _mamba(one: MambaSettings, fields: Fields, factors: dict[str, float]) -> list[Scaled]:
-    """Gates, x, B, C and steps are scaled one by one."""
+    """Scale gates, x, B, C and steps one by one."""
     grouped, read = one.groups * one.state_dim, factors["ssm_in_multiplier"]
     rows, each = (
         (one.width, one.width, grouped, grouped, one.heads),

@@ -90,7 +90,7 @@ def define(fields: Fields) -> Definition:
 
 
 def _layers(fields: Fields, mixers: list[AttentionSettings]) -> list[LayerSettings]:
-    """A feed-forward is twice as wide where `use_double_wide_mlp` says so of layers without own KV."""
+    """Make the layers. Those without KV of their own may be twice as wide (`use_double_wide_mlp`)."""
     own = dense(fields)
     wide = replace(own, size=2 * own.size) if fields.flag("use_double_wide_mlp") else own
     both = [own if mixer.kv_of is None else wide for mixer in mixers]
@@ -114,7 +114,7 @@ def _token_inputs(fields: Fields) -> TokenInputs | None:
 
 
 def _sizes(fields: Fields, index: int, window: int | None) -> tuple[int, int]:
-    """KV heads and head size of a layer: in the spelling of published files, or layer by layer."""
+    """Read KV heads and head size of a layer: as published files spell them, or layer by layer."""
     kv_heads, head_dim = fields.integer("num_key_value_heads"), fields.integer("head_dim")
     own: Any = (fields.get("per_layer_config") or {}).get(str(index))
     if own is not None:
@@ -133,7 +133,7 @@ def _sizes(fields: Fields, index: int, window: int | None) -> tuple[int, int]:
 
 
 def _sources(fields: Fields, found: list[int | None]) -> list[int | None]:
-    """For each layer the one whose KV it reads: the last `num_kv_shared_layers` have none"""
+    """List for each layer the one whose KV it reads: the last `num_kv_shared_layers` have none"""
     shared = fields.get("num_kv_shared_layers") or 0
     layers = layer_count(fields)
     if not isinstance(shared, int) or not 0 <= shared < layers:

@@ -38,9 +38,9 @@ def _define(fields: Fields, feed_forward: FeedForwardSettings, names: TensorName
 
 
 def scaled(fields: Fields, layers: list[LayerSettings], names: TensorNames) -> Definition:
-    """What a layer adds counts `residual` times: the stream is kept divided by it instead.
+    """Make a decoder whose layers' terms count `residual` times: the stream is divided by it instead.
 
-    A norm does not see that, but for what it adds to the mean square.
+    A norm sees that in its epsilon alone.
     """
     residual = factor(fields, "residual_multiplier")
     return decoder(

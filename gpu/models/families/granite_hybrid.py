@@ -50,7 +50,7 @@ def _experts(fields: Fields, shared: int) -> FeedForwardSettings:
 
 
 def _with_experts(layers: int) -> TensorNames:
-    """Of so many layers: the shared expert stands beside the others' part."""
+    """Name the tensors of so many layers, whose shared expert is outside of the experts' part."""
     each = [f"model.layers.{index}." for index in range(layers)]
     moved = tuple((f"{layer}shared_mlp.", f"{layer}block_sparse_moe.shared_mlp.") for layer in each)
     named = replace(granite.STACKED, shared="shared_mlp")

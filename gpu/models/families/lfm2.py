@@ -51,7 +51,7 @@ def define(fields: Fields) -> Definition:
 
 
 def _size(fields: Fields) -> int:
-    """Of the feed-forward: two thirds of what is stated, rounded up, where the config says so."""
+    """Compute the feed-forward's size: two thirds of the stated one, rounded up, if so configured."""
     stated = "intermediate_size" if fields.get("block_ff_dim") is None else "block_ff_dim"
     size = fields.integer(stated)
     if not fields.flag("block_auto_adjust_ff_dim"):

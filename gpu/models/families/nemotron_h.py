@@ -90,7 +90,7 @@ def define(fields: Fields) -> Definition:
 
 
 def _kinds(fields: Fields) -> list[Kind]:
-    """What each block is."""
+    """List the kind of each block."""
     stated = fields.get("hybrid_override_pattern") or fields.get("layers_block_type")
     if not isinstance(stated, (str, list)) or not 1 <= len(stated) <= _MOST_BLOCKS:
         raise fields.refused(f"layers_block_type must name 1 to {_MOST_BLOCKS} blocks")

@@ -50,7 +50,7 @@ def define_3(fields: Fields) -> Definition:
 
 
 def define_moe(fields: Fields) -> Definition:
-    """Norms before mixers and experts, as Llama has them."""
+    """Define OLMoE: norms before mixers and experts, as Llama has them."""
     bias = fields.flag("attention_bias")
     layer = LayerSettings(
         attention(fields, rope(fields), qk_norm="width", qkv_bias=bias, output_bias=bias),

@@ -89,7 +89,7 @@ def _normed(fields: Fields, feed_forwards: list[FeedForwardSettings]) -> Definit
 
 
 def sparse_layers(fields: Fields, shared: int | None = None) -> list[FeedForwardSettings]:
-    """Each layer's feed-forward. `shared`: the size of the expert that all tokens go through."""
+    """List each layer's feed-forward. `shared`: the size of the expert that all tokens go through."""
     dense_ones, layers = fields.get("mlp_only_layers") or [], layer_count(fields)
     if not isinstance(dense_ones, list) or not set(map(str, dense_ones)) <= set(map(str, range(layers))):
         raise fields.refused(f"mlp_only_layers must be a list of layers, from 0 to {layers - 1}")

@@ -72,7 +72,7 @@ def define_moe(fields: Fields) -> Definition:
 def hybrid(
     fields: Fields, feed_forwards: Sequence[FeedForwardSettings], fused: bool = False
 ) -> Definition:
-    """`feed_forwards`: each layer's. `fused`: as `DeltaSettings` says."""
+    """Define the hybrid. `feed_forwards`: each layer's. `fused`: see `DeltaSettings`."""
     fields.get("attn_output_gate")  # every checkpoint has the gate
     kind = fields.get("output_gate_type")
     if kind not in (None, "sigmoid"):

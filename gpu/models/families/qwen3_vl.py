@@ -48,7 +48,7 @@ def define(fields: Fields) -> Definition:
 
 
 def define_moe(fields: Fields) -> Definition:
-    """Published checkpoints have the experts' inputs before their outputs, later ones behind them."""
+    """Define the model with experts, in published checkpoints inputs first, in later ones outputs."""
     names = TensorNames(experts=ExpertNames(inputs=fields.integer("hidden_size")))
     return _normed(fields, sparse_layers(fields), names)
 

@@ -36,7 +36,7 @@ def define(fields: Fields) -> Definition:
 
 
 def _turned(fields: Fields) -> list[bool]:
-    """Whether each layer has positions: what the config calls `no_rope_layers` says 1 where it has."""
+    """List whether each layer has positions: `no_rope_layers` is 1 where it has."""
     layers, given = layer_count(fields), fields.get("no_rope_layers")
     every = fields.integer("no_rope_layer_interval")
     if given is None:
