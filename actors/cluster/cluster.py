@@ -172,7 +172,8 @@ class Cluster:
     async def load(self, group: TaskGroup, guard: Guard, progress: Progress) -> None:
         """Return when the first replica is ready. Raises as `CoreHost.load`."""
         self._progress = progress
-        progress(f"starting {self._settings.count} replicas", 0.0)
+        if count := self._settings.count:
+            progress(f"starting {count} replica{'s' * (count > 1)}", 0.0)
         await self.starter.start(group, guard, lambda what: progress(what, 0.0), self.secret)
         await self._up.wait()
         if self._failure is not None:
