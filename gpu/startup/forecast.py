@@ -75,9 +75,9 @@ def forecast(path: Path, ranks: int = 1, whole_experts: bool = False) -> dict[st
         "KV cache": f"{token} bytes a token{each}, room for {room} tokens{windows}",
         "longest sequence": f"{min(context, room)} tokens",
         "read for a token": f"{sizes.read / 2**20:.1f} MiB of weights{each}",
-        "memory": f"{rate / 1e9:.1f} GB/s, measured",
-        "tokens a second": f"about {rate / sizes.read:.0f} for one stream, as far as memory decides"
-        + (", and sums over the ranks take no time" if each else ""),
+        "memory": f"{rate / 1e9:.1f} GB/s, measured just now",
+        "tokens a second": f"about {rate / sizes.read:.0f} for one stream, if memory alone sets the pace"
+        + (" and sums over the ranks take no time" if each else ""),
         **seen,
     }
 
