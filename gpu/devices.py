@@ -1,4 +1,4 @@
-"""What a device has: multiprocessors, cores, threads to load a model with."""
+"""The multiprocessors and cores of a device, and threads to load a model with."""
 
 import math
 import os

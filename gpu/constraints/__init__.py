@@ -1,1 +1,1 @@
-"""Constraints while they are run: which tokens a text may go on with, and where it must go on."""
+"""Constraints at run time: the tokens that may follow a text, and the text that must."""

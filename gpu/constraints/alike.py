@@ -1,8 +1,8 @@
 """States of an automaton that no short text tells apart: their masks of short tokens are equal. Pure.
 
-In a text of at most 200 characters each state counts, so no two are equal; but far from the end all take
-the same tokens. Found by refining a partition (Moore 1956), one round for each byte. Only states before
-one that has just moved to a new block are looked at, so a round that separates few states is cheap.
+An automaton of texts of at most 200 characters counts them, so no two states are equal; but far from the
+end all take the same tokens. Found by refining a partition (Moore 1956), one round for each byte. A
+round looks only at states before those that just moved to a new block, so it is cheap if these are few.
 """
 
 import numpy as np
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 
 def alike(next: NDArray[np.int32], depth: int) -> NDArray[np.int64]:
-    """The block of each state: in one block, the same texts of at most `depth` bytes lead somewhere.
+    """Find the block of each state: states of a block take the same texts of at most `depth` bytes.
 
-    `next`: int32 [states, classes], the next state or -1; what is less is like no other, and a way of
-    its own to lead on.
+    `next`: int32 [states, classes], the next state or -1; each number below -1 counts as a next state of
+    its own kind.
     """
     size, columns = next.shape
     random = np.random.default_rng(0x2545F4914F6CDD1D)
@@ -54,7 +54,7 @@ def alike(next: NDArray[np.int32], depth: int) -> NDArray[np.int64]:
 
 
 def _predecessors(next: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The states before each state, one behind the other, and where those of each begin."""
+    """List the states before each state, one after another, and where those of each begin."""
     new = next >= 0
     new[:, 1:] &= next[:, 1:] != next[:, :-1]  # one edge for neighbouring columns with the same target
     sources, at = np.nonzero(new)

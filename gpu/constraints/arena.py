@@ -1,6 +1,6 @@
-"""Which part of a bounded piece of memory each constraint has, and who must go for a new one. Pure.
+"""The parts of a bounded piece of memory that constraints have, and their eviction. Pure.
 
-Users are counted; what nobody uses stays until its place is needed, the longest unused first.
+Users are counted; an unused part stays until its place is needed, the longest unused goes first.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class _ArenaPart:
 
 
 class Arena:
-    """`size`: in any unit."""
+    """A bounded piece of memory. `size`: in any unit."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -22,16 +22,16 @@ class Arena:
 
     @property
     def used(self) -> int:
-        """How much is taken, by parts that nobody uses too."""
+        """The size of all parts, unused ones included."""
         return sum(part.size for part in self._parts.values())
 
     def find(self, key: int) -> int | None:
-        """Where the part of `key` begins, if it has one."""
+        """Find where the part of `key` begins; None: it has none."""
         part = self._parts.get(key)
         return None if part is None else part.start
 
     def take(self, key: int, size: int) -> int | None:
-        """Where a new part begins. None: parts in use leave no such place, and nothing has changed."""
+        """Make a part. Returns where it begins; None: parts in use leave no room; nothing changes."""
         in_use = [(part.start, part.size) for part in self._parts.values() if part.users]
         if _gap(in_use, size, self.size) is None:
             return None
@@ -43,24 +43,24 @@ class Arena:
             del self._parts[next(key for key, part in self._parts.items() if not part.users)]
 
     def use(self, key: int) -> None:
-        """One user more; the part is there."""
+        """Count one more user of a part, which exists."""
         part = self._parts.pop(key)
         part.users += 1
         self._parts[key] = part
 
     def leave(self, key: int) -> None:
-        """One user less."""
+        """Count one user less."""
         part = self._parts.pop(key)
         part.users -= 1
         self._parts[key] = part
 
     def forget(self, key: int) -> None:
-        """The part of `key` is free, if it has one; nobody uses it."""
+        """Free the part of `key`, which has no users, if there is one."""
         self._parts.pop(key, None)
 
 
 def _gap(taken: list[tuple[int, int]], size: int, end: int) -> int | None:
-    """The first place with room for `size` between `taken` (start, size)."""
+    """Find the first place with room for `size` between `taken` (start, size)."""
     at = 0
     for start, length in sorted(taken):
         if start - at >= size:

@@ -1,4 +1,4 @@
-"""What the compile workers made, as a constraint that outputs can be held to."""
+"""The constraints of bodies that compile workers made."""
 
 import zlib
 from collections.abc import Callable
@@ -21,8 +21,8 @@ def constraint_of(
     grammars: Callable[[], GrammarVocabulary],
     store: MaskStore | None = None,
 ) -> OutputConstraint:
-    """The constraint of a body. `grammars`: what makes, or has, llguidance's form of the vocabulary.
-    `store`: where masks are kept.
+    """Make the constraint of a body. `grammars`: returns llguidance's form of the vocabulary.
+    `store`: keeps masks.
 
     Raises ConstraintError. Takes a fraction of a millisecond for most automata, and up to a second for
     grammars.

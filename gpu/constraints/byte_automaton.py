@@ -1,7 +1,7 @@
 """A byte automaton as it came from a compile worker: one array, which a device reads as it is. Pure.
 
-See `protocol.constraints.AutomatonBody` for what is where. Nothing is made of it beforehand but what
-takes microseconds: a constraint that nobody has seen is to be followed at once.
+`protocol.constraints.AutomatonBody` has its layout. Only what takes microseconds is computed beforehand:
+a new constraint is to be followed at once.
 """
 
 from collections.abc import Iterable
@@ -19,20 +19,20 @@ POP_CODE, ENTER_CODE = -6, -7  # codes in `NestedAutomaton.table`
 
 
 class Nesting(NamedTuple):
-    """Of an automaton with values that no schema describes. `returns` int32: the states behind them."""
+    """The values without a schema of an automaton. `returns` int32: the states after them."""
 
     layout: Layout
     returns: Int32s
 
 
 class ByteAutomaton:
-    """`words`: as int32; `forced`: which texts must follow. `states`: how many, without the end and
-    those inside values that no schema describes; the start is state 0.
+    """An automaton. `words`: the body; `forced`: texts that must follow. `states`: their number, without
+    the end and those inside values without a schema; the start is state 0.
 
-    `columns`: classes of bytes; `classes` uint8 [256]: that of each byte; `final` bool [states]: whether
-    the output may end there; `row` int32 [states]: which of `kinds` int32 [rows, columns] has a state's
-    steps over each class. `layout`: how the states of such values are numbered; `nesting`: None if there
-    are none.
+    `columns`: number of classes of bytes; `classes` uint8 [256]: that of each byte; `final` bool
+    [states]: whether the output may end there; `row` int32 [states]: which row of `kinds` int32 [rows,
+    columns] has a state's steps over each class. `layout`: the numbering of states inside values without
+    a schema; `nesting`: None: there are no such values.
     """
 
     nesting: Nesting | None = None
@@ -56,7 +56,7 @@ class ByteAutomaton:
 
     @cached_property
     def next(self) -> Int32s:
-        """int32 [states, columns]: the state behind a byte of each class, or -1."""
+        """The state after a byte of each class, or -1: int32 [states, columns]."""
         steps = self.kinds[self.row]
         ahead = np.where(steps & 1, 0, np.arange(self.states, dtype=np.int32)[:, None])
         steps >>= 1
@@ -65,7 +65,7 @@ class ByteAutomaton:
 
     @cached_property
     def table(self) -> Int32s:
-        """`next`, and behind it rows of states that lie inside of values that no schema describes."""
+        """`next`, followed by rows of states inside values without a schema."""
         return self.next
 
     def is_final(self, state: int) -> bool:
@@ -73,20 +73,20 @@ class ByteAutomaton:
         return bool(self.final[state])
 
     def outer(self, state: int) -> int:
-        """`state`, or inside of a value that no schema describes the state behind that."""
+        """Return `state`, or, inside a value without a schema, the state after that value."""
         return state
 
     def row_of(self, state: int) -> int:
-        """Which of `kinds` has the steps of `state`, which is not the end."""
+        """Return which row of `kinds` has the steps of `state`, which is not the end."""
         return int(self.row[state])
 
     def over(self, state: int, byte: int) -> int:
-        """The state behind `byte`, below 0 for none."""
+        """Return the state after `byte`, below 0: none."""
         step = self._steps[self._begins[state] + self._class[byte]]
         return step >> 1 if step & 1 else state + (step >> 1)
 
     def behind(self, state: int, data: Iterable[int]) -> int:
-        """The state behind all of `data`, -1 for none."""
+        """Return the state after all of `data`, -1: none."""
         begins, steps, classes = self._begins, self._steps, self._class
         for byte in data:
             step = steps[begins[state] + classes[byte]]
@@ -97,7 +97,7 @@ class ByteAutomaton:
 
 
 class NestedAutomaton(ByteAutomaton):
-    """With values that no schema describes: see `protocol.constraints.Layout`."""
+    """An automaton with values without a schema: see `protocol.constraints.Layout`."""
 
     def __init__(self, words: Int32s, forced: ForcedTexts) -> None:
         super().__init__(words, forced)
@@ -110,8 +110,8 @@ class NestedAutomaton(ByteAutomaton):
 
     @cached_property
     def next(self) -> Int32s:
-        """States, -1, or codes: `ENTER_CODE` - i - 2 * r where a value begins, with inner state i and
-        return number r.
+        """The states, -1, or codes: `ENTER_CODE` - i - 2 * r where a value begins, with inner state i
+        and return number r.
         """
         layout = self.layout
         found = super().next
@@ -123,7 +123,7 @@ class NestedAutomaton(ByteAutomaton):
 
     @cached_property
     def table(self) -> Int32s:
-        """And the rows of inner states, whose codes are -2 - bit - 2 * i and `POP_CODE` (see
+        """`next`, and the rows of inner states, whose codes are -2 - bit - 2 * i and `POP_CODE` (see
         `AutomatonBody`).
         """
         begins = self.words[WORDS_HEADER + 256 + self._first + self.layout.inner :][self._first :]
@@ -147,7 +147,7 @@ class NestedAutomaton(ByteAutomaton):
         return int(self._begins[self.index_of(state)]) // self.columns
 
     def index_of(self, state: int) -> int:
-        """`state` itself, or where its inner state is behind the end."""
+        """Return `state` itself, or the place of its inner state after the end."""
         first = self._first
         return state if state < first else first + ((state - first) & self._inner)
 
@@ -179,11 +179,11 @@ class NestedAutomaton(ByteAutomaton):
 
 
 def read_words(words: Int32s, forced: ForcedTexts) -> ByteAutomaton:
-    """The automaton of an `AutomatonBody`."""
+    """Make the automaton of an `AutomatonBody`."""
     return NestedAutomaton(words, forced) if words[3] else ByteAutomaton(words, forced)
 
 
 def anything() -> ByteAutomaton:
-    """One state that takes every text."""
+    """Make an automaton of one state that takes every text."""
     words = [1, 1, 2, *[0] * 5, *[0] * 256, 1, 1, 0, 1, 0, NO_STEP]
     return ByteAutomaton(np.array(words, np.int32), ForcedTexts(*[b""] * 6))

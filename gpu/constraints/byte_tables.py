@@ -1,9 +1,9 @@
-"""What a device needs to follow automata on its own: tables of int32 and of bytes. Pure; numpy only.
+"""Tables with which a device follows automata on its own, of int32 and of bytes. Pure; numpy only.
 
 A device does not need the masks of all states, which take a walk down the token tree each and far more
-memory than the automaton: it makes those that a step asks for, by sending the bytes of all tokens
-through the automaton at once. So a constraint is here what it was compiled to (see `byte_automaton`),
-and the token of each state whose text is forced (see `forced`).
+memory than the automaton: it makes those that a step needs, by sending the bytes of all tokens through
+the automaton at once. So a table is the compiled automaton (see `byte_automaton`), and the token of each
+state whose text is forced (see `forced`).
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ MOST_FORCED_STATES = 16_384  # each may have a text of its own to spell
 
 
 class TokenBytes(NamedTuple):
-    """The bytes of all tokens, so that neighbours have equally many of them.
+    """The bytes of all tokens, in an order in which neighbours have equally many.
 
     Tokens have *places*: first the stop ids, then ids that no text has, then the others by length and
     bytes. `ids` int32 [size]: the token at each place; `places` int32 [size]: where each is.
@@ -37,7 +37,7 @@ class TokenBytes(NamedTuple):
 
 
 def token_bytes(vocabulary: Vocabulary) -> TokenBytes:
-    """The tables of a vocabulary."""
+    """Make the tables of a vocabulary."""
     size, stops = vocabulary.size, set(vocabulary.stop_ids)
     texts = [b"" if i in stops else data for i, data in enumerate(vocabulary.tokens[:size])]
     texts += [b""] * (size - len(texts))
@@ -58,13 +58,13 @@ def token_bytes(vocabulary: Vocabulary) -> TokenBytes:
 
 
 def can_be_tables(machine: TokenAutomaton) -> bool:
-    """Whether its forced text is spelled beforehand: it could be too much."""
+    """Whether forced text can be spelled beforehand: it could be too long."""
     return len(machine.forced_states()) <= MOST_FORCED_STATES
 
 
 def byte_tables(machine: TokenAutomaton, into: NDArray[np.int32]) -> None:
-    """Write an automaton `into` an array that may be longer: the words that it came as, but of each
-    state, and the end, 2 * (its forced token + 1) + (whether the output may end there).
+    """Write an automaton `into` an array that may be longer: its words, with the entry of each state,
+    and of the end, replaced by 2 * (its forced token + 1) + (whether the output may end there).
     """
     words = machine.automaton.words
     into[: len(words)] = words

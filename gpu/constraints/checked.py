@@ -1,14 +1,13 @@
-"""An automaton whose outputs are checked against what they have written before, too.
+"""An automaton whose outputs are also checked for repeated names and items.
 
 The automaton's masks are those of all its outputs. Where names or items of an output have to differ
-(`written`), its mask is a copy of the automaton's without the tokens that would double one, or could
-only go on to. So two kinds of tokens are looked at: those that spell the beginning of an earlier name or
-item, and those with a comma or a closing bracket in them. Outside of all values that are checked, what a
-token may do is the same for all outputs: only one that begins such a value, and doubles something in it,
-is not legal.
+(`written`), its mask is a copy of the automaton's without the tokens that repeat one, or after which
+every text would. So two kinds of tokens are looked at: those that spell the beginning of an earlier name
+or item, and those with a comma or a closing bracket in them. Outside of all checked values the masks are
+the same for all outputs: they lack only tokens that begin such a value and repeat something in it.
 
-Text that the automaton forces is forced here too: a byte is only taken if something can follow it that
-doubles nothing.
+Text that the automaton forces is forced here too: a byte is only taken if a text can follow it that
+repeats nothing.
 """
 
 from functools import cached_property, lru_cache
@@ -31,12 +30,12 @@ _SEPARATORS = frozenset(b",]}")
 
 
 class CheckedAutomaton(StatesConstraint):
-    """The constraint of an automaton beside checks. `begins`: see `protocol.constraints.JsonChecks`;
-    `doubling`: of states outside of values, the tokens that double something.
+    """The constraint of an automaton and checks. `begins`: see `protocol.constraints.JsonChecks`;
+    `doubling`: of states outside of checked values, the tokens that repeat something.
     """
 
     def __init__(self, machine: TokenAutomaton, checked: JsonChecks) -> None:
-        """Raises ConstraintError if what stands there already doubles something."""
+        """Raises ConstraintError if the begun text already repeats something."""
         super().__init__(machine)
         self._checked = checked
         self.begins = dict(checked.begins)
@@ -51,7 +50,7 @@ class CheckedAutomaton(StatesConstraint):
         return CheckedMatcher(self)
 
     def written(self) -> tuple[WrittenOutput, Cursor]:
-        """Of a new output. Raises ConstraintError."""
+        """Begin a new output. Raises ConstraintError."""
         found = WrittenOutput(self._checked.places)
         place, text = self._checked.begun
         cursor = found.walk(found.start(), text, place)
@@ -65,13 +64,13 @@ class CheckedAutomaton(StatesConstraint):
         _ = self._beginning
 
     def may_begin(self, state: int) -> bool:
-        """Whether a token may begin a value behind `state`, and go on behind a comma in it."""
+        """Whether a token may begin a checked value after `state`, and go on after a comma in it."""
         state = self.machine.automaton.outer(state)
         return state != self.machine.end and bool(self._beginning[state])
 
     @cached_property
     def _beginning(self) -> NDArray[np.bool_]:
-        """For each state whether a value begins in it, or after few enough bytes behind it."""
+        """Tell for each state whether a checked value begins in it, or after few enough bytes."""
         automaton = self.machine.automaton
         table = automaton.next
         if automaton.nesting is not None:  # where a value that no schema describes may be two brackets
@@ -90,24 +89,24 @@ class CheckedAutomaton(StatesConstraint):
         return found
 
     def alike(self, token: int) -> list[int]:
-        """`token`, and all others with its bytes."""
+        """List `token`, and all others with its bytes."""
         return [token, *self._twins.get(token, ())]
 
     @cached_property
     def _accepted(self) -> list[bytes]:
-        """Of each row of the automaton the bytes that it takes."""
+        """The bytes that each row of the automaton takes."""
         automaton = self.machine.automaton
         takes = (automaton.kinds > NO_STEP)[:, automaton.classes]
         return [np.flatnonzero(row).astype(np.uint8).tobytes() for row in takes]
 
     def accepted(self, state: int) -> bytes:
-        """The bytes that may follow in `state`; maybe brackets that would be too deep, too."""
+        """Return the bytes that may follow in `state`, perhaps with brackets that are too deep."""
         return self._accepted[self.machine.automaton.row_of(state)]
 
 
 class ItemEndMasks:
-    """Masks of the tokens that may end an item: `inside` a string, `outside` one, and from `before` the
-    first array or object that is checked, which then begins after at most `ahead` bytes of the token.
+    """Masks of the tokens that may end an item: from `inside` a string, from `outside` one, and from
+    `before` a checked array or object, which begins after at most `ahead` bytes of the token.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -130,12 +129,12 @@ class ItemEndMasks:
 
 @lru_cache(maxsize=2)
 def _suspects(vocabulary: Vocabulary) -> ItemEndMasks:
-    """Once for a model."""
+    """Make the masks, once for a model."""
     return ItemEndMasks(vocabulary)
 
 
 class CheckedMatcher(StatesMatcher):
-    """The way of an output: its states in the automaton, and what it has written."""
+    """The matcher of an output: its states in the automaton, and what it has written."""
 
     def __init__(self, shared: CheckedAutomaton) -> None:
         super().__init__(shared.machine)
@@ -208,14 +207,14 @@ class CheckedMatcher(StatesMatcher):
         self._mask = None
 
     def _behind(self, cursor: Cursor, state: int, token: int, target: int) -> Cursor | None:
-        """Behind `token`, which leads from `state` to `target`; None if it doubles something, or nothing
-        else can follow it.
+        """Move behind `token`, which leads from `state` to `target`. None: it repeats something, or
+        every text after it would.
         """
         found = self._walk(cursor, state, self._machine.vocabulary.tokens[token])
         return found if found is not None and self._can_differ(found, target) else None
 
     def _walk(self, cursor: Cursor, state: int, data: bytes) -> Cursor | None:
-        """Behind `data`, from `state` on; None if it doubles something. Any value may begin in it."""
+        """Move behind `data`, from `state` on. None: it repeats something. Any value may begin in it."""
         step, begins = self._written.step, self._shared.begins
         walked = 0  # bytes that lead to `state`
         for at, byte in enumerate(data):
@@ -230,10 +229,10 @@ class CheckedMatcher(StatesMatcher):
         return cursor
 
     def _can_differ(self, cursor: Cursor, state: int) -> bool:
-        """Whether something can follow that doubles nothing.
+        """Whether a text can follow that repeats nothing.
 
-        As soon as what is under way is not the beginning of an earlier name or item it can: the rest of
-        it may be anything that the automaton takes.
+        It can as soon as the begun name or item is not the beginning of an earlier one: the rest of it
+        may be anything that the automaton takes.
         """
         over, accepted = self._machine.automaton.over, self._shared.accepted
         todo = [(cursor, state)]
@@ -253,7 +252,7 @@ class CheckedMatcher(StatesMatcher):
         return looked_at >= MOST_LOOKED_AT
 
     def _doubling(self, mask: NDArray[np.int32], state: int, cursor: Cursor) -> list[int]:
-        """The tokens of `mask` that double a name or an item, or could only go on to."""
+        """List the tokens of `mask` that repeat a name or an item, or after which every text would."""
         suspects = self._shared.suspects
         if cursor.outside:
             if self._is_looked_at(state):
@@ -270,11 +269,11 @@ class CheckedMatcher(StatesMatcher):
         return found
 
     def _is_looked_at(self, state: int) -> bool:
-        """Whether tokens have to be looked at in `state`, outside of values, that nobody looked at."""
+        """Whether tokens are still to be looked at in `state`, outside of checked values."""
         return self._shared.may_begin(state) and state not in self._shared.doubling
 
     def _doubling_of(self, mask: NDArray[np.int32], state: int, cursor: Cursor) -> list[int]:
-        """Those tokens of a mask that double something, or could only go on to."""
+        """List the tokens of a mask that repeat something, or after which every text would."""
         found: list[int] = []
         for token in _tokens(mask):
             target = self._machine.advance(state, token)
@@ -308,7 +307,7 @@ class CheckedMatcher(StatesMatcher):
 
 
 def _tokens(mask: NDArray[np.int32]) -> list[int]:
-    """The ids in a mask."""
+    """List the ids in a mask."""
     words = np.flatnonzero(mask)
     bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(len(words), 32)
     at, bit = np.nonzero(bits)

@@ -1,13 +1,13 @@
-"""Jump-forward: where a constraint leaves no choice, which tokens spell what must come. Pure.
+"""Jump-forward: the tokens that spell a text where a constraint leaves no choice. Pure.
 
 Where the automaton can go on with one text only, that text is *forced*. The model would have to choose
 among its spellings; we choose the tokenizer's. So in a state with a forced token nothing else is legal,
-and a run of forced tokens can be appended without asking the model. That is the definition of a
+and a run of forced tokens can be appended without running the model. That is the definition of a
 constraint, not a short cut beside it: whether the tokens are appended or sampled one by one, the masks
 are the same, and so is the output. (The idea of a compressed machine: Zheng et al. 2023, SGLang.)
 
-At the end of the forced text its last tokens are not sure: the text that follows may make one token with
-them. They are left to the model, and make good drafts.
+The last tokens of a forced text are not sure: the text that follows may make one token with them. They
+are left to the model, and make good drafts.
 """
 
 from codecs import utf_8_decode
@@ -31,7 +31,7 @@ Flags = NDArray[np.bool_]
 
 
 class Plan(NamedTuple):
-    """What must follow in a state: `forced` tokens, and `drafts` behind them that are likely."""
+    """The tokens that must follow in a state, `forced`, and likely `drafts` after them."""
 
     forced: tuple[int, ...]
     drafts: tuple[int, ...]
@@ -41,10 +41,10 @@ NOTHING = Plan((), ())
 
 
 class ForcedTextTable:
-    """What a compile worker found of texts that must follow: see `protocol.constraints.ForcedTexts`."""
+    """The forced texts that a compile worker found: see `protocol.constraints.ForcedTexts`."""
 
     def __init__(self, forced: ForcedTexts, size: int) -> None:
-        """`size`: states of the automaton."""
+        """`size`: the number of states of the automaton."""
         self.states = _numbers(forced.states)
         self.heads = forced.heads
         self.rests = _numbers(forced.rests).tolist()
@@ -56,19 +56,19 @@ class ForcedTextTable:
         self._whole: dict[int, tuple[bytes, bool]] = {}
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of texts."""
         return len(self.heads)
 
     def places(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The states with a text, and the text of each."""
+        """List the states with a text, and the text of each."""
         return self.states.astype(np.int64), self._all[0][self.states]
 
     def ends(self, states: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The states behind the texts of `states`."""
+        """Return the states after the texts of `states`."""
         return self._all[1][states]
 
     def whole(self, text: int) -> tuple[bytes, bool]:
-        """Whole characters of a text, up to a mark or `WINDOW` bytes; whether that is all of it."""
+        """Return whole characters of a text, up to a mark or `WINDOW` bytes, and whether that is all."""
         found = self._whole.get(text)
         if found is None:
             data, at = bytearray(), text
@@ -83,7 +83,7 @@ class ForcedTextTable:
         return found
 
     def mark(self, text: int) -> bytes:
-        """The name of a token that is no text, with which a text begins; maybe a part of it."""
+        """Return the name of a token that is no text, with which a text begins; maybe a part of it."""
         name, at = bytearray(), text
         while at >= 0 and name[-1:] != b"\xfe":
             name.append(self.heads[at])
@@ -91,7 +91,7 @@ class ForcedTextTable:
         return bytes(name)
 
     def after(self, text: int, size: int) -> int:
-        """What is left of a text behind `size` bytes, -1 for nothing."""
+        """Return the rest of a text after `size` bytes, -1: nothing."""
         data, whole = self._whole.get(text, (b"", False))
         for _ in range(size):
             text = self.rests[text]
@@ -105,7 +105,7 @@ def _numbers(data: bytes) -> NDArray[np.int32]:
 
 
 class ForcedText:
-    """The forced texts of one automaton and their tokens, found when they are asked for."""
+    """The forced texts of an automaton and their tokens, computed on demand."""
 
     def __init__(self, vocabulary: Vocabulary, automaton: ByteAutomaton) -> None:
         self._vocabulary = vocabulary
@@ -116,19 +116,20 @@ class ForcedText:
         self._plans: dict[int, Plan] = {}
 
     def token(self, state: int) -> int | None:
-        """The only token that is legal in `state`, if its text is forced."""
+        """Return the only legal token in `state`; None: its text is not forced."""
         found = self._step(state)
         return None if found is None else found[0]
 
     def states(self) -> NDArray[np.int32]:
-        """Those with one byte to go on with."""
+        """List the states that one byte alone can follow."""
         return self._texts.states
 
     def tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The states with a forced token in which an output can stand, and these tokens; maybe others.
+        """List the states with a forced token in which an output can stand, and these tokens.
 
-        An output comes into a text at its beginning, or behind a beginning of it that some token ends
-        with, and from there by tokens. So of most texts few ends are spelled, each once for all states.
+        There may be more of them. An output enters a text at its beginning, or after a beginning of it
+        that some token ends with, and from there by tokens. So few ends of most texts are spelled, each
+        once for all states.
         """
         texts = self._texts
         states, text_of = texts.places()
@@ -158,8 +159,8 @@ class ForcedText:
         return states[kept], tokens[kept]
 
     def _first_of(self, text: int) -> tuple[int, int, list[int]]:
-        """The first token of a text, or -1, its bytes, and the nodes of borders inside it: a token that
-        spans one makes it unsure.
+        """Find the first token of a text, or -1, its bytes, and the nodes of borders inside it: a token
+        that spans one makes it unsure.
         """
         if self._texts.heads[text] == MARK:
             name = self._texts.mark(text)
@@ -173,7 +174,7 @@ class ForcedText:
         return tokens[0], size, [node for at, node in borders if at < size]
 
     def _entered(self) -> list[int]:
-        """The texts into which a token leads that begins before them."""
+        """List the texts into which a token leads that begins before them."""
         texts, tails = self._texts, self._vocabulary.tails
         rests = [*texts.rests, -1]  # the last one: of -1
         ways: list[list[int]] = [texts.entries.tolist()]
@@ -188,7 +189,7 @@ class ForcedText:
         return list(np.unique(np.concatenate([at[0], at[1:][found & (at[1:] >= 0)]])).tolist())
 
     def _inside(self, text: int) -> list[int]:
-        """What is left of a text behind the tokens that it may begin with."""
+        """List the rests of a text after the tokens that it may begin with."""
         tree, node = self._vocabulary, 0
         found = []
         while text >= 0:
@@ -201,7 +202,7 @@ class ForcedText:
         return found
 
     def _may_span_any(self, borders: list[int], text: int, states: NDArray[np.int64]) -> Flags:
-        """Of each of the states with this text whether a token may span one of these borders."""
+        """Tell for each of the states with this text whether a token may span one of these borders."""
         data, whole = self._texts.whole(text)
         if whole:
             ends = self._texts.ends(states)
@@ -219,7 +220,7 @@ class ForcedText:
         return found
 
     def plan(self, state: int) -> Plan:
-        """All that is forced from `state`, up to `MOST_FORCED` tokens, and drafts."""
+        """Return the tokens forced from `state`, up to `MOST_FORCED`, and drafts."""
         found = self._plans.get(state)
         if found is None:
             if self._texts.of[state] < 0:
@@ -230,7 +231,7 @@ class ForcedText:
         return found
 
     def knows(self, state: int) -> bool:
-        """Whether the plan of `state` was made, or there is none."""
+        """Whether the plan of `state` was made, or it has none."""
         return state in self._plans or self._texts.of[state] < 0
 
     def _plan(self, state: int) -> Plan:
@@ -247,7 +248,7 @@ class ForcedText:
         return Plan(tuple(forced), tokens[:MOST_DRAFTS])
 
     def _step(self, state: int) -> tuple[int, int] | None:
-        """The forced token in `state`, and the state behind it."""
+        """Find the forced token in `state`, and the state after it."""
         if self._texts.of[state] < 0:
             return None
         try:
@@ -274,7 +275,7 @@ class ForcedText:
         return token, self._automaton.behind(state, data[:size])
 
     def _text(self, state: int) -> tuple[bytes, int]:
-        """The forced text from `state`, whole characters of it, and the state behind that."""
+        """Return the forced text from `state`, whole characters of it, and the state after that."""
         text = self._texts.of[state]
         if text < 0:
             return b"", state
@@ -303,7 +304,7 @@ class ForcedText:
         return False
 
     def _accepted(self, row: int) -> bytes:
-        """A bit for each byte: whether states with this row take it."""
+        """Return a bit for each byte: whether states with this row take it."""
         found = self._takes.get(row)
         if found is None:
             takes = self._automaton.kinds[row] > NO_STEP

@@ -1,6 +1,6 @@
-"""Constraints that no finite automaton can hold: context-free grammars, by `llguidance`.
+"""Constraints beyond finite automata: context-free grammars, by `llguidance`.
 
-Recursive schemas and grammars in Lark's or llguidance's own form come here. The parser has a stack, so
+These are recursive schemas, and grammars in Lark's or llguidance's own form. The parser has a stack, so
 states have no numbers: masks are computed each time (some 50 us), and an output has a parser of its own.
 Forced text follows the same rule as for automata (`forced`).
 """
@@ -24,7 +24,7 @@ except ImportError:  # it has no wheel for this machine
 
 
 class _Tokens:
-    """A vocabulary in the form that llguidance asks for (its `TokenizerWrapper`)."""
+    """A vocabulary in the form of llguidance's `TokenizerWrapper`."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -43,7 +43,7 @@ class _Tokens:
 
 
 class GrammarVocabulary:
-    """A vocabulary as llguidance has it. Made once for a model (a second, for a large one)."""
+    """A vocabulary in llguidance's form. Made once for a model (a second, for a large one)."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Raises ConstraintError if llguidance is not installed."""
@@ -76,7 +76,7 @@ class Grammar:
         return GrammarMatcher(self._vocabulary, self._first.deep_copy())
 
     def close(self) -> None:
-        """It keeps no masks."""
+        """Do nothing: there are no masks to drop."""
 
 
 def _check(parser: Any) -> None:
@@ -88,7 +88,7 @@ def _check(parser: Any) -> None:
 
 
 class GrammarMatcher:
-    """A parser of one output."""
+    """The matcher of an output: a parser."""
 
     quick = False  # a mask can take milliseconds
 
@@ -139,7 +139,7 @@ class GrammarMatcher:
         return row
 
     def _legal(self) -> NDArray[np.int32]:
-        """What the parser takes, without stop tokens."""
+        """Compute the mask of the parser, without stop tokens."""
         row = np.frombuffer(self._parser.compute_bitmask(), np.int32)
         _check(self._parser)
         return row[: self._vocabulary.words] & self._shared.texts
@@ -200,7 +200,7 @@ class GrammarMatcher:
         return self._count
 
     def _forced_token(self) -> tuple[int | None, bytes]:
-        """The only legal token here, if the text is forced, and the forced text."""
+        """Find the only legal token here, if the text is forced, and the forced text."""
         if self._forced is None:
             text = bytes(self._parser.compute_ff_bytes())[:WINDOW]
             _check(self._parser)
@@ -225,7 +225,7 @@ class GrammarMatcher:
         )
 
     def _may_span(self, before: bytes, beginning: bytes) -> bool:
-        """Whether behind `before` a token may stand that begins with `beginning` and goes on."""
+        """Whether a token may follow `before` that begins with `beginning` and goes on."""
         longer = self._vocabulary.longer(beginning)
         if not len(longer):
             return False
@@ -238,7 +238,7 @@ class GrammarMatcher:
         return bool((legal[longer >> 5] >> (longer & 31) & 1).any())
 
     def _any_spelling(self, text: bytes) -> list[int]:
-        """Some tokens with these bytes."""
+        """Find some tokens with these bytes."""
         found = []
         at = 0
         while at < len(text):

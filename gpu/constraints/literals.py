@@ -1,9 +1,9 @@
-"""What is likely to follow where an automaton leaves a choice: the schema's own words. Pure.
+"""Likely texts where an automaton leaves a choice: the schema's own words. Pure.
 
-Where the choice is between a few bytes, somebody who writes JSON by a schema mostly names the next
-member, goes on with a list, or takes one of the values that the schema lists. So the first of the
-schema's words that fits is a good draft, and then a comma, a string, an object or a list. The model
-decides: a draft that is wrong costs a line of a step. In free text, and in numbers, nothing is likely.
+Where the choice is between a few bytes, JSON by a schema mostly goes on with the next member's name,
+another item of a list, or a value that the schema lists. So the first of the schema's words that fits is
+a good draft, and then a comma, a string, an object or a list. The model decides: a wrong draft costs a
+line of a step. In free text, and in numbers, nothing is likely.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _DIGITS = frozenset(b"0123456789")
 
 
 class Literals:
-    """`words`: with what ends them, in the order of their likelihood."""
+    """Drafts from the schema. `words`: each with its ending, likeliest first."""
 
     def __init__(self, automaton: ByteAutomaton, words: Sequence[bytes]) -> None:
         self._automaton, self._words = automaton, words
@@ -28,7 +28,7 @@ class Literals:
         self._bytes: dict[int, bytes] = {}  # by row: what may follow, if that is little
 
     def text(self, state: int) -> bytes:
-        """What may follow; b"": nothing is likely."""
+        """Return a likely text in `state`; b"": nothing is likely."""
         if not self._words:
             return b""
         found = self._known.get(state)
@@ -62,7 +62,7 @@ class Literals:
         return next((bytes([byte]) for byte in _PREFERRED if byte in following), b"")
 
     def _following(self, state: int) -> bytes:
-        """The bytes that may follow; none: they are many."""
+        """Return the bytes that may follow; none: they are many."""
         row = self._automaton.row_of(state)
         found = self._bytes.get(row)
         if found is None:

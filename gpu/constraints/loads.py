@@ -1,9 +1,8 @@
-"""What plans bring of constraints, as bytes, and what is made of it, in threads.
+"""The loading of vocabularies and constraints from the bytes in plans, in threads.
 
-Making a vocabulary takes a second, a large constraint tenths of one. No step waits for that: who
-needs it is told when it is there. What the first automaton would need beyond the vocabulary (kernels,
-tables on a device) is made right behind it. llguidance's form of the vocabulary is made when the first
-grammar comes.
+Making a vocabulary takes a second, a large constraint tenths of one. No step waits for that: a future
+tells when it is done. What the first automaton would need beyond the vocabulary (kernels, tables on a
+device) is made right after it. llguidance's form of the vocabulary is made for the first grammar.
 """
 
 import logging
@@ -35,7 +34,7 @@ Loaded = OutputConstraint | ConstraintError  # or why it cannot be followed, for
 
 @dataclass(slots=True)
 class LoadCounters:
-    """Since the start: constraints that were made, those that could not be, and the seconds it took."""
+    """Counts since the start: constraints made, those that failed, and the seconds that it took."""
 
     loaded: int = 0
     failed: int = 0
@@ -43,8 +42,8 @@ class LoadCounters:
 
 
 class Loads:
-    """`size`: ids in the model's logits. `store`: where masks are kept. `prepare`: is called in the
-    thread with each constraint and its number before anybody uses it; may raise ConstraintError.
+    """Loader. `size`: ids in the model's logits. `store`: keeps masks. `prepare`: called in the thread
+    with each constraint and its number before it is used; may raise ConstraintError.
     """
 
     def __init__(
@@ -66,10 +65,7 @@ class Loads:
         threads.shutdown(wait=False)  # the thread ends with its work
 
     def constraint(self, ident: int, body: bytes) -> "Future[Loaded]":
-        """Begin to make a constraint.
-
-        Raises ValueError without a vocabulary.
-        """
+        """Begin to make a constraint. Raises ValueError without a vocabulary."""
         if self._vocabulary is None:
             raise ValueError("a constraint came before the vocabulary")
         if self._threads is None:
@@ -77,7 +73,7 @@ class Loads:
         return self._threads.submit(self._make, ident, body)
 
     def close(self) -> None:
-        """Begin no more work."""
+        """Start no more work."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -130,7 +126,7 @@ class Loads:
 
 
 def read_vocabulary(body: bytes, size: int) -> Vocabulary:
-    """The vocabulary of a `VocabularyBody`, for logits of `size` ids."""
+    """Make the vocabulary of a `VocabularyBody`, for logits of `size` ids."""
     import tokenizers
 
     words = msgspec.msgpack.decode(body, type=VocabularyBody)

@@ -1,11 +1,11 @@
-"""Masks that were made, of all constraints together: what was not used for longest is given up.
+"""The cache of masks of all constraints, which drops those that were unused for longest.
 
 A mask of a large vocabulary takes 20 KB and up to a millisecond to make, and a constraint may have tens
-of thousands of states. So all of them share one bound. They are kept in two generations: when the young
-one holds half of the bound, the old one goes and the young one takes its place. What is used of the old
-one becomes young again.
+of thousands of states. So all constraints share one bound. Masks are kept in two generations: when the
+young one has half of the bound, the old one is dropped and the young one takes its place. A mask of the
+old one that is used becomes young again.
 
-It does not know automata. Every method may be called from any thread.
+This file does not know automata. Every method may be called from any thread.
 """
 
 from threading import Lock
@@ -20,7 +20,7 @@ MOST_KEYS = 1 << 17  # of one constraint, in a generation: equal masks take no b
 
 
 class MaskStore:
-    """`bytes`: what is kept now. `made`, `dropped`: masks that came, and that had to go."""
+    """The cache. `bytes`: kept now. `made`, `dropped`: numbers of masks added and dropped."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self.made = self.dropped = 0
@@ -34,7 +34,7 @@ class MaskStore:
         return self._young + self._old
 
     def open(self) -> "KeptMasks":
-        """For one constraint, until it is closed."""
+        """Open a part of the cache for a constraint, until it is closed."""
         kept = KeptMasks(self)
         with self._lock:
             self._open.add(kept)
@@ -77,7 +77,7 @@ class MaskStore:
 
 
 class KeptMasks:
-    """The masks of one constraint, by the number of what they belong to; equal ones are kept once."""
+    """The masks of one constraint, by number; equal ones are kept once."""
 
     def __init__(self, store: MaskStore) -> None:
         self._store = store
@@ -87,7 +87,7 @@ class KeptMasks:
         self.old_same: dict[bytes, Row] = {}
 
     def get(self, key: int) -> Row | None:
-        """The mask, if it is still here."""
+        """Return a mask, if it is still kept."""
         row = self.young.get(key)
         if row is None:
             row = self.old.get(key)
@@ -96,15 +96,15 @@ class KeptMasks:
         return row
 
     def put(self, key: int, row: Row, *, counts: bool = True) -> Row:
-        """Keep `row`, which is not changed from now on; returns it, or an equal one that was here.
+        """Keep `row`, which must not change any more. Returns it, or an equal one that was kept.
 
-        `counts`: false if somebody else keeps it too.
+        `counts`: False if it is also kept elsewhere.
         """
         self._store.made += 1
         return self._store.add(self, key, row, counts)
 
     def close(self) -> None:
-        """Give up all of them."""
+        """Drop all of them."""
         self._store.close(self)
 
 

@@ -1,8 +1,8 @@
-"""A constraint, and the way of one output through it.
+"""The interfaces of a constraint, and of an output's state in it.
 
-All outputs under one constraint share an `OutputConstraint`. A `Matcher` is where one of them stands.
-Two kinds of constraints are behind it: byte automata (`token_automaton`), alone or beside what an output
-has written (`checked`), and grammars (`grammar`).
+All outputs under one constraint share an `OutputConstraint`. A `Matcher` is the state of one of them.
+There are two kinds of constraints: byte automata (`token_automaton`), alone or with checks of what an
+output has written (`checked`), and grammars (`grammar`).
 """
 
 from typing import Protocol
@@ -15,7 +15,7 @@ from ramify.gpu.constraints.token_automaton import TokenAutomaton
 
 
 class Matcher(Protocol):
-    """Where an output stands. May raise ConstraintError where a grammar runs out of its limits.
+    """Interface: the state of an output. May raise ConstraintError where a grammar exceeds its limits.
 
     `quick`: moving it takes microseconds.
     """
@@ -33,15 +33,15 @@ class Matcher(Protocol):
         ...
 
     def only(self) -> int:
-        """The only legal token, or -1 if there are several."""
+        """Return the only legal token, or -1 if there are several."""
         ...
 
     def mask(self) -> NDArray[np.int32]:
-        """The legal tokens, read-only: bit i % 32 of word i // 32. In a forced text, its token alone."""
+        """Return the legal tokens, read-only: bit i % 32 of word i // 32. In forced text, one."""
         ...
 
     def advance(self, token: int) -> bool:
-        """Take `token`, a stop token too. False: it is not legal, and nothing has changed."""
+        """Take `token`, or a stop token. Returns False if it is not legal; then nothing has changed."""
         ...
 
     def rollback(self, count: int) -> None:
@@ -49,11 +49,11 @@ class Matcher(Protocol):
         ...
 
     def plan(self) -> Plan:
-        """What must follow here: see `forced`."""
+        """Return the tokens that must follow here: see `forced`."""
         ...
 
     def likely(self) -> tuple[int, ...]:
-        """What is likely to follow where nothing must."""
+        """Return tokens that are likely to follow where none must."""
         ...
 
     def is_final(self) -> bool:
@@ -65,19 +65,19 @@ class Matcher(Protocol):
         ...
 
     def __len__(self) -> int:
-        """Tokens taken."""
+        """The number of tokens taken."""
         ...
 
 
 class OutputConstraint(Protocol):
-    """What outputs are held to."""
+    """Interface: a constraint that outputs obey."""
 
     def matcher(self) -> Matcher:
-        """The beginning of a new output."""
+        """Make the matcher of a new output."""
         ...
 
     def close(self) -> None:
-        """No output begins with it any more: what it keeps may go."""
+        """Drop what the constraint keeps: no new output will use it."""
         ...
 
 
@@ -96,14 +96,14 @@ class StatesConstraint:
 
 
 class AutomatonConstraint(StatesConstraint):
-    """The constraint of such an automaton alone."""
+    """The constraint of an automaton alone."""
 
     def matcher(self) -> "AutomatonMatcher":
         return AutomatonMatcher(self.machine)
 
 
 class StatesMatcher:
-    """The states that an output has gone through. `state`: where it stands."""
+    """Base of matchers that keep the states that an output has gone through. `state`: the last one."""
 
     __slots__ = ("_machine", "_states")
 
@@ -142,10 +142,10 @@ class StatesMatcher:
 
 
 class AutomatonMatcher(StatesMatcher):
-    """An output that is held to an automaton alone.
+    """The matcher of an automaton alone.
 
-    `elsewhere`: a device makes this output's masks. That is each output's own: one of a constraint may
-    find no place on the device while another one has it.
+    `elsewhere`: a device makes this output's masks. Outputs of one constraint may differ in that: one
+    may find no place on the device.
     """
 
     __slots__ = ("elsewhere",)

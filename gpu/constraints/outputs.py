@@ -1,11 +1,11 @@
-"""Where the output of one row stands under its constraint, and what it may go on with.
+"""The output of one row under its constraint, and the tokens that may follow.
 
-The executor's thread moves it by the tokens that were sampled. What may take long is done in another
-thread: waiting for the constraint to be loaded, going through what was sampled before a pause, masks of
-grammars and of large vocabularies. Meanwhile the output is *busy* and nobody else touches its matcher;
-who cannot wait leaves the row out of the step.
+The executor's thread moves it by the sampled tokens. Long work is done in another thread: waiting for
+the constraint to be loaded, taking tokens that were sampled before a pause, masks of grammars and of
+large vocabularies. Meanwhile the output is *busy* and no other thread touches its matcher; a step that
+cannot wait leaves the row out.
 
-It does not know rows, lines or logits.
+This file does not know rows, lines or logits.
 """
 
 import logging
@@ -32,7 +32,7 @@ FEW = 64  # tokens that were sampled before: so many are gone through at once
 
 
 class Legal(NamedTuple):
-    """What may follow: `only` one token, or those of `mask`; -1 and None: nothing. `free`: all may."""
+    """The legal tokens: `only` one, or those of `mask`; -1 and None: none. `free`: all are."""
 
     only: int
     mask: NDArray[np.int32] | None
@@ -49,8 +49,8 @@ LOST = "its matcher failed, which the server's log says more of"
 
 
 class Ahead(NamedTuple):
-    """`tokens`: what must follow, or is likely to; `legal`: here, and behind each of them. `guessed`:
-    which of them a drafter guessed.
+    """Tokens that must follow, or are likely to; `legal`: the legal tokens here, and after each of them;
+    `guessed`: which of them a drafter guessed.
     """
 
     tokens: tuple[int, ...]
@@ -59,11 +59,11 @@ class Ahead(NamedTuple):
 
 
 Guess = Callable[[Sequence[int], int], Sequence[int]]
-"""Up to so many tokens that may follow what the output has, and these."""
+"""Takes drafts and a number. Returns up to so many tokens that may follow the output and these."""
 
 
 class Output:
-    """`matcher`: None while it is not made, or where the constraint cannot be followed; `why` then."""
+    """An output. `matcher`: None: not made yet, or the constraint cannot be followed, see `why`."""
 
     __slots__ = ("_ahead", "_busy", "_closed", "_late", "_threads", "matcher", "why")
 
@@ -100,23 +100,23 @@ class Output:
             self.matcher = constraint.matcher()
 
     def close(self) -> None:
-        """The row is closed: work under way may stop."""
+        """Let work under way stop: the row is closed."""
         self._closed = True
 
     @property
     def ready(self) -> bool:
-        """Whether it can be moved, and asked, without waiting."""
+        """Whether the output can be moved, and asked, without waiting."""
         if self._busy is not None and self._busy.is_set():
             self._busy, self._late = None, False
         return self._busy is None
 
     @property
     def late(self) -> bool:
-        """Whether it was waited for in vain, and is not ready yet."""
+        """Whether a step has waited for the output in vain, and it is not ready yet."""
         return not self.ready and self._late
 
     def wait(self, until: float) -> bool:
-        """Until it is ready, or that time (of `time.monotonic`); whether it is."""
+        """Wait until it is ready, or until that time (of `time.monotonic`). Returns whether it is."""
         if self.ready:
             return True
         assert self._busy is not None
@@ -124,11 +124,11 @@ class Output:
         return self.ready
 
     def missed(self) -> None:
-        """A step did not wait for it any longer: none does until it is ready."""
+        """Note that a step stopped waiting: no step waits again until the output is ready."""
         self._late = True
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """It goes on with `tokens`, which are legal. It has to be ready."""
+        """Take `tokens`, which are legal. The output must be ready."""
         self._ahead = None
         if self.matcher is None:
             return
@@ -140,22 +140,21 @@ class Output:
             self._start(())
 
     def look(self) -> Ahead:
-        """What may follow. It has to be ready."""
+        """Find what may follow. The output must be ready."""
         if self._ahead is None:
             self._look()
         return Ahead((), (NOTHING,)) if self._ahead is None else self._ahead
 
     def leaves_a_choice(self) -> bool:
-        """Whether guesses of the next token make sense: it is not forced, and what is legal is known."""
+        """Whether the next token can be guessed: it is not forced, and the legal ones are known."""
         matcher = self.matcher
         return matcher is not None and matcher.quick and matcher.knows() and matcher.only() < 0
 
     def guess(self, most: int, guesses: int, guess: Guess, jumps: bool) -> Ahead:
-        """Up to `most` tokens that may follow: what must, and `guesses` of a drafter, as far as they are
-        legal, and what must follow those. It has to be ready.
+        """Collect up to `most` tokens that may follow: forced ones, legal ones of a drafter's `guesses`,
+        and forced ones after these. The output must be ready.
 
-        `jumps`: the constraint may say what must follow. Where it takes long to find out what is legal
-        there are no guesses.
+        `jumps`: forced tokens are taken. There are no guesses where finding the legal tokens takes long.
         """
         if self.matcher is None or not self.matcher.quick or not self.matcher.knows():
             return self.look() if jumps else Ahead((), ())
@@ -164,7 +163,7 @@ class Output:
         return Ahead((), (NOTHING,)) if found is None else found
 
     def along(self, drafts: Sequence[int]) -> list[Legal]:
-        """What may follow here, and behind each of `drafts` as long as they are legal."""
+        """Find what may follow here, and after each of `drafts` as long as they are legal."""
         tokens, legal, _ = self.look()
         known = 0
         while known < len(drafts) and known < len(tokens) and drafts[known] == tokens[known]:
@@ -224,7 +223,7 @@ class Output:
         return found
 
     def _tried(self, call: Callable[[Matcher], T]) -> T | None:
-        """What `call` returns; None if the constraint cannot be followed, and then never again."""
+        """Return the result of `call`; None: the constraint cannot be followed, and never again."""
         if self.matcher is None:
             return None
         try:
@@ -265,7 +264,7 @@ def _guessed(matcher: Matcher, most: int, guesses: int, guess: Guess, jumps: boo
     tokens, legal, guessed = list[int](), [_legal(matcher)], list[bool]()
 
     def take(found: Sequence[int], is_guess: bool) -> int:
-        """How many of `found` are legal, which are taken, up to what would take long."""
+        """Take those of `found` that are legal, up to one that would take long. Returns how many."""
         for number, token in enumerate(found):
             if len(tokens) == most or not legal[-1].has(token) or not matcher.advance(token):
                 return number

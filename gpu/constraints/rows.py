@@ -1,17 +1,17 @@
-"""Which rows have a constraint, where in it each one's output stands, and what that allows next.
+"""The rows with constraints, the state of each one's output, and the tokens that it allows next.
 
-A row's state moves with the tokens that it samples, so nothing of it is in a plan: a plan names the
-constraint, and where outputs were sampled before, brings them. In a step with drafts the state behind
-each draft is found on the way, and kept only as far as drafts are accepted.
+A row's state moves with the tokens that it samples, so it is not in a plan: a plan names the constraint,
+and brings outputs that were sampled before. In a step with drafts the state after each draft is found on
+the way, and kept only as far as drafts are accepted.
 
-Where a constraint leaves one way to go on, it proposes that as drafts (jump-forward): the same masks
-accept them, many in one step.
+Text that a constraint forces is proposed as drafts (jump-forward): the same masks accept them, many in
+one step.
 
-No step waits for one row. Constraints are loaded in threads, and so is what takes long of an output
-(`outputs`). A row that is not ready when a step begins sits it out, and so does one whose mask is not
-there when the step has its logits.
+No step waits for one row. Constraints are loaded in threads, and so is long work of an output
+(`outputs`). A row that is not ready when a step begins sits it out, and so does one whose mask is
+missing when the step has its logits.
 
-For executors that sample on the host. It does not know logits.
+For executors that sample on the host. This file does not know logits.
 """
 
 import os
@@ -40,8 +40,8 @@ ALONE = 5e-3  # the same if every row waits
 
 
 class Masks(NamedTuple):
-    """What lines may sample that may not sample all: `lines` [N] what `words` int32 [N, words] allow,
-    `forced` [M] nothing but `tokens` [M].
+    """The masks of lines that may not sample all tokens: `lines` [N] have `words` int32 [N, words],
+    `forced` [M] may sample `tokens` [M] alone.
     """
 
     lines: Ints
@@ -50,12 +50,12 @@ class Masks(NamedTuple):
     tokens: Ints
 
     def flags(self, size: int) -> Flags:
-        """bool [N, size]: whether each token is legal on `lines`."""
+        """Unpack whether each token is legal on `lines`: bool [N, size]."""
         bits = np.unpackbits(self.words.view(np.uint8), axis=1, bitorder="little", count=size)
         return bits.view(np.bool_)
 
     def of(self, lines: Ints) -> "Masks":
-        """Those of some lines, ascending, which are numbered from 0 on."""
+        """Select the masks of some `lines`, ascending, which are then numbered from 0 on."""
         bound, forced = np.isin(self.lines, lines), np.isin(self.forced, lines)
         return Masks(
             np.searchsorted(lines, self.lines[bound]),
@@ -66,11 +66,11 @@ class Masks(NamedTuple):
 
 
 GuessFor = Callable[[int, Sequence[int], int], Sequence[int]]
-"""`outputs.Guess` of the row at an index."""
+"""`outputs.Guess` for the row at an index."""
 
 
 class Drafted(NamedTuple):
-    """Drafts of a row, and which of them a drafter guessed; none if that is empty."""
+    """The drafts of a row, and which of them a drafter guessed; empty: none."""
 
     tokens: list[int]
     guessed: list[bool]
@@ -78,13 +78,13 @@ class Drafted(NamedTuple):
 
 @dataclass(slots=True)
 class RowCounters:
-    """Since the start. `sat_out`: rows that had to leave a step out, once for each step."""
+    """Counts since the start. `sat_out`: rows that sat a step out, once for each step."""
 
     sat_out: int = 0
 
 
 class ConstrainedRows:
-    """`active[row]`: the row is open and has a constraint. `jumps`: propose what must follow.
+    """The constraints of rows. `active[row]`: the row is open and has one. `jumps`: propose forced text.
 
     `prepare`: see `Loads`. A constraint that cannot be followed (a grammar past its limits) allows
     nothing: the row gets STUCK.
@@ -133,34 +133,34 @@ class ConstrainedRows:
                 self._open(opened)
 
     def put(self, ident: int, constraint: Loaded) -> None:
-        """Know a constraint that no plan brought. For tests."""
+        """Add a constraint that no plan brought. For tests."""
         self._known[ident] = loaded = Future[Loaded]()
         loaded.set_result(constraint)
 
     def loading(self, ident: int) -> Future[Loaded]:
-        """What constraint `ident` is, or will be; a plan brought it."""
+        """Return the future of constraint `ident`, which a plan brought."""
         return self._known[ident]
 
     def close(self) -> None:
-        """Begin no more work."""
+        """Start no more work."""
         self.loads.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def matcher(self, row: int) -> Matcher | None:
-        """Where the row's output stands; None if it cannot be followed. It has to be ready."""
+        """Return the matcher of a row, which must be ready; None: it cannot be followed."""
         return self._of[row].matcher
 
     def ready(self, row: int) -> bool:
-        """Whether the row's output may be asked and moved now."""
+        """Whether the row's output can be asked and moved now."""
         return self._of[row].ready
 
     def wait(self, row: int, until: float) -> bool:
-        """Until the row's output is ready, or that time (of `time.monotonic`); whether it is."""
+        """Wait until the row's output is ready, or a time of `monotonic`. Returns whether it is."""
         return self._of[row].wait(until)
 
     def absent(self, rows: Ints, alone: bool = False) -> Flags | None:
-        """bool [R], which of the decodes of `rows` cannot be in the step that begins now; None: all can.
+        """Find which decodes of `rows` cannot be in the step that begins now, bool [R]; None: all can.
 
         `alone`: the step has nothing else to do, so it waits a little for the first of them.
         """
@@ -186,8 +186,8 @@ class ConstrainedRows:
         return bool(self._of)
 
     def leaves_a_choice(self, rows: Ints) -> Flags:
-        """bool [R], whether the next token of each of `rows` can be guessed: it is not forced, and what
-        may follow is known. Rows without a constraint are none of its business.
+        """Tell whether the next token of each of `rows` can be guessed, bool [R]: it is not forced, and
+        the legal ones are known. True for rows without a constraint.
         """
         found = np.ones(len(rows), dtype=np.bool_)
         for at in np.flatnonzero(self.active[rows]).tolist():
@@ -198,8 +198,8 @@ class ConstrainedRows:
     def propose(
         self, rows: Ints, most: Ints, guesses: Ints | None = None, guess: GuessFor | None = None
     ) -> dict[int, Drafted]:
-        """What comes next, by index into `rows`: up to `most` [R] tokens each, if it is known. They must
-        follow, or `guess` says so, of which up to `guesses` [R] are taken where they are legal.
+        """Propose up to `most` [R] next tokens, by index into `rows`: forced ones, and up to `guesses`
+        [R] of `guess` where they are legal.
         """
         found: dict[int, Drafted] = {}
         if not self._of:
@@ -223,12 +223,12 @@ class ConstrainedRows:
         return found
 
     def masks(self, rows: Ints, drafts: Ints | None = None) -> Masks | None:
-        """What the sampling lines of `rows` [S] may sample; None: no line of them is bound.
+        """Make the masks of the sampling lines of `rows` [S]; None: no line needs one.
 
         `drafts` [S]: the draft that a line runs, below 0 on the first line of its row; None: one line
-        each. The lines of a row are neighbours. One behind a draft that is not legal has no mask: it
-        will not count. `late` says then which rows were not ready: they have none either. Nor has one
-        that may sample all.
+        each. The lines of a row are neighbours. There is no mask for lines after a draft that is not
+        legal, which will not count, for rows that were not ready, which `late` then has, and for lines
+        that may sample all tokens.
         """
         self._single = np.zeros(len(rows), dtype=np.bool_)
         if not self._of:
@@ -264,7 +264,7 @@ class ConstrainedRows:
         )
 
     def _await(self, rows: Ints, firsts: Ints, drafts: Ints | None) -> None:
-        """Wait a little for what is not ready, and note who is late."""
+        """Wait a little for outputs that are not ready, and note those that are late."""
         waited_for = [first for first in firsts.tolist() if not self._of[int(rows[first])].ready]
         if not waited_for:
             return
@@ -288,7 +288,7 @@ class ConstrainedRows:
         return output.along([] if drafts is None else drafts[first + 1 : end].tolist())
 
     def sampled(self, rows: Ints, counts: Ints, tokens: Ints | Tokens) -> None:
-        """What `rows` [R] sampled: `counts` [R] tokens each, row by row; NO_TOKEN moves nothing."""
+        """Advance `rows` [R] by what they sampled: `counts` [R] tokens each; NO_TOKEN is skipped."""
         if not self._of:
             return
         ends = np.cumsum(counts)
@@ -297,8 +297,8 @@ class ConstrainedRows:
             self._of[int(rows[at])].advance([token for token in own if token >= 0])
 
     def forced(self, kept: Flags) -> bytes:
-        """A byte for each line of the last `masks` that is `kept`, 1 where nothing else was legal;
-        empty: nowhere.
+        """Pack a byte for each line of the last `masks` that is `kept`, 1 where one token alone was
+        legal; empty: nowhere.
         """
         return self._single[kept].tobytes() if self._single.any() else b""
 

@@ -1,9 +1,9 @@
-"""A constraint as the sampler sees it: which tokens are legal in a state, and where they lead.
+"""An automaton over tokens: the legal tokens of a state, and the states after them.
 
-The states are those of a byte automaton, and one more, `end`, behind a stop token. Masks are made when a
-state is first met, and kept; equal ones are kept once.
+The states are those of a byte automaton, and one more, `end`, after a stop token. A mask is made when
+its state is first met, and kept; equal ones are kept once.
 
-It knows nothing of rows, steps or devices. Every method may be called from any thread.
+This file knows nothing of rows, steps or devices. Every method may be called from any thread.
 """
 
 from array import array
@@ -34,8 +34,8 @@ _UNKNOWN = -2
 class TokenAutomaton:
     """A byte automaton over the tokens of a vocabulary.
 
-    `start`: the first state; `end`: the state behind a stop token. `elsewhere`: a device
-    can hold it, so no masks need be made ahead here.
+    `start`: the first state; `end`: the state after a stop token. `elsewhere`: a device can hold the
+    automaton, so no masks need be made ahead here.
     """
 
     start = 0
@@ -47,7 +47,7 @@ class TokenAutomaton:
         store: MaskStore | None = None,
         likely: Sequence[bytes] = (),
     ) -> None:
-        """`store`: where masks are kept. `likely`: see `Literals`.
+        """`store`: keeps masks. `likely`: see `Literals`.
 
         Raises ConstraintError if the vocabulary cannot spell all of the automaton's bytes.
         """
@@ -75,15 +75,15 @@ class TokenAutomaton:
         return state == self.end or self.automaton.is_final(state)
 
     def mask(self, state: int) -> NDArray[np.int32]:
-        """The legal tokens: bit i % 32 of word i // 32, int32 [vocabulary.words], read-only.
+        """Return the legal tokens: bit i % 32 of word i // 32, int32 [vocabulary.words], read-only.
 
-        `vocabulary.everything` where all are: nothing has to be masked.
+        `vocabulary.everything` where all are legal: no mask is needed.
         """
         found = self._kept.get(state)
         return found if found is not None else self._remember(state)
 
     def only(self, state: int) -> int:
-        """The only legal token in `state`, or -1 if there are several."""
+        """Return the only legal token in `state`, or -1 if there are several."""
         if state > self.end:
             return self._only_there(state)
         found = self._only[state]
@@ -92,7 +92,7 @@ class TokenAutomaton:
         return found
 
     def knows(self, state: int) -> bool:
-        """Whether `plan`, `only` and `mask` need not be made, or quickly."""
+        """Whether `plan`, `only` and `mask` are made already, or quickly."""
         if self._quick or state == self.end:
             return True
         if state > self.end:
@@ -103,13 +103,13 @@ class TokenAutomaton:
         return found != _UNKNOWN and (found >= 0 or self._kept.get(state) is not None)
 
     def close(self) -> None:
-        """Its masks may go."""
+        """Drop the masks."""
         self._kept.close()
 
     def advance(self, state: int, token: int) -> int:
-        """The state behind `token`, or -1 if the automaton does not take it.
+        """Return the state after `token`, or -1 if the automaton does not take it.
 
-        Of a forced text it takes every spelling, though `mask` has one only.
+        It takes every spelling of a forced text, though `mask` has one only.
         """
         if token in self.vocabulary.stop_ids:
             return self.end if self.is_final(state) else -1
@@ -118,13 +118,13 @@ class TokenAutomaton:
         return self.automaton.behind(state, self.vocabulary.tokens[token])
 
     def plan(self, state: int) -> Plan:
-        """What must follow in `state`: see `forced`. `mask` agrees with it, token by token."""
+        """Return the tokens that must follow in `state`: see `forced`. `mask` agrees, token by token."""
         return NOTHING if state >= self.end else self._forced.plan(state)
 
     def likely(self, state: int) -> tuple[int, ...]:
-        """What may follow in `state`, where nothing must: `plan`'s drafts, or more behind them.
+        """Return likely tokens in `state`, where none must follow: `plan`'s drafts, and perhaps more.
 
-        Where masks take long there are no more: each draft needs one behind it.
+        Where masks take long there are no more: each draft needs one after it.
         """
         if state == self.end:
             return ()
@@ -139,16 +139,16 @@ class TokenAutomaton:
         return found
 
     def forced_states(self) -> NDArray[np.int32]:
-        """The states in which a token may be forced."""
+        """List the states in which a token may be forced."""
         return self._forced.states()
 
     def forced_tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The states with a forced token in which an output can stand, and these tokens."""
+        """List the states with a forced token in which an output can stand, and these tokens."""
         return self._forced.tokens()
 
     def forced_token(self, state: int) -> int | None:
-        """The only token that is legal in `state`, if its text is forced: not at the end, and not inside
-        values that no schema describes.
+        """Return the only legal token in `state`, whose text is forced; None at the end, inside values
+        without a schema, and where it is not.
         """
         return None if state >= self.end else self._forced.token(state)
 
@@ -188,7 +188,7 @@ class TokenAutomaton:
         return row | self._stops if self.automaton.is_final(state) else row
 
     def _legal(self, state: int) -> NDArray[np.int32]:
-        """What the automaton takes in `state`. In a large one, masks of short tokens are shared."""
+        """Compute the mask of `state`. In a large automaton, masks of short tokens are shared."""
         if self._blocks is None or state > self.end:
             return self._walker.mask(state)
         key = -1 - int(self._blocks[state])
@@ -199,7 +199,7 @@ class TokenAutomaton:
 
     @cached_property
     def _walker(self) -> Walker:
-        """Only for masks that are made here."""
+        """The walker, for masks that are made here."""
         automaton = self.automaton
         return walker(self.vocabulary, automaton.table, automaton.classes, automaton.nesting)
 
@@ -209,16 +209,16 @@ class TokenAutomaton:
 
     @cached_property
     def _blocks(self) -> NDArray[np.int64] | None:
-        """Of each state the block of those whose masks of short tokens are equal; None: nobody looked.
+        """The block of each state, in which masks of short tokens are equal; None: not computed.
 
-        Takes tens of milliseconds.
+        Computing takes tens of milliseconds.
         """
         if not self._walker.halves or self.end < ALIKE_FROM:
             return None
         return alike(self.automaton.next, SHORT)
 
     def _check_bytes(self) -> None:
-        """That each byte which some state takes is a token: then no state is without a legal token.
+        """Check that each byte which some state takes is a token: then every state has a legal token.
 
         Free text takes all of them, and needs none. Tokens that are no text are looked up.
         """

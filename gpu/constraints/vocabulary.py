@@ -1,9 +1,9 @@
-"""The tokens of a model as a tree of bytes, for walks beside an automaton. Pure.
+"""The tokens of a model as a tree of bytes, for walks along an automaton. Pure.
 
 Nodes are numbered level by level, so the children of neighbours are neighbours: a walk takes a level at
 a time with a few operations on arrays. Made once for a model and shared by all constraints.
 
-It does not know automata, nor the tokenizer: only the bytes of each id and how text is tokenized.
+This file does not know automata, nor the tokenizer: only the bytes of each id and how text is tokenized.
 """
 
 from bisect import bisect_left
@@ -31,7 +31,7 @@ _INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
 
 
 def hashes_of(text: NDArray[np.uint8]) -> Hashes:
-    """Of each beginning of `text` [bytes, ...] from one byte on: sums of (byte + 1) * base ** place."""
+    """Hash each beginning of `text` [bytes, ...]: sums of (byte + 1) * base ** place."""
     powers = np.cumprod(np.concatenate([_ONE, np.full(len(text) - 1, _BASE)]))
     shape = (-1, *[1] * (text.ndim - 1))
     found: Hashes = np.cumsum((text + _ONE) * powers.reshape(shape), axis=0)
@@ -39,7 +39,7 @@ def hashes_of(text: NDArray[np.uint8]) -> Hashes:
 
 
 class Preorder(NamedTuple):
-    """Nodes in preorder; `end`: int32, the first node behind the subtree; `depth`: uint16."""
+    """The nodes in preorder; `end`: int32, the first node after the subtree; `depth`: uint16."""
 
     byte: NDArray[np.uint8]
     depth: NDArray[np.uint16]
@@ -48,8 +48,8 @@ class Preorder(NamedTuple):
 
 
 class Spelling(NamedTuple):
-    """The tokens of a text, and where in its last `TAIL` of them a longer token may begin: the byte, and
-    the node of the text from there on. No tokens: the tokenizer writes it differently.
+    """The tokens of a text, and the places in its last `TAIL` tokens where a longer one may begin: the
+    byte, and the node of the text from there on. No tokens: the tokenizer writes it differently.
     """
 
     tokens: tuple[int, ...]
@@ -57,7 +57,7 @@ class Spelling(NamedTuple):
 
 
 def _is_known(data: bytes) -> bool:
-    """Whether it is what text can have, or a mark: not a byte 0xFE or 0xFF alone."""
+    """Whether `data` can be in text, or is a mark: not a byte 0xFE or 0xFF alone."""
     mark = data[0] == MARK and data[-1] == MARK - 1 and len(data) > 1
     return mark or not (b"\xfe" in data or b"\xff" in data)
 
@@ -66,12 +66,12 @@ class Vocabulary:
     """The token tree of a model.
 
     `size`: ids in a mask (the model's padded vocabulary); `words`: int32 words of a packed mask.
-    `stop_ids`: what ends an output; they have no bytes. `encode`: how the tokenizer spells a text that
-    stands behind other tokens. `tokens`: the bytes of each id. A token that is no text (`<tool_call>`)
+    `stop_ids`: end an output; they have no bytes. `encode`: the tokenizer's spelling of a text after
+    other tokens. `tokens`: the bytes of each id. A token that is no text (`<tool_call>`)
     has a name between 0xFF and 0xFE, so that an automaton can tell it from the same text, spelled.
     `everything`: the mask of all ids, this very object wherever all are legal.
-    `spelled`: the `Spelling` of a text, UTF-8. `going_on`: of a node and a bit for each byte whether a
-    token ends behind the node and one of these bytes, and whether one goes on there that does not end.
+    `spelled`: the `Spelling` of a text, UTF-8. `going_on`: for a node and a bit for each byte whether a
+    token ends after the node and one of these bytes, and whether one goes on there that does not end.
     Both are kept for all constraints, which have much in common.
 
     Arrays, one entry a node, the root is 0: `byte` uint8, `parent`, `child` (the first one; the children
@@ -158,7 +158,7 @@ class Vocabulary:
 
     @cached_property
     def tails(self) -> Hashes:
-        """Hashes (see `hashes_of`) of what tokens end with: all but their first bytes, sorted. 7 MB."""
+        """The hashes (see `hashes_of`) of tokens' ends, all but their first bytes, sorted. 7 MB."""
         data = [data for data, _ in self._order]
         joined = np.frombuffer(b"".join(data), np.uint8)
         ends = np.cumsum([len(each) for each in data])
@@ -173,7 +173,7 @@ class Vocabulary:
 
     @cached_property
     def depth(self) -> int:
-        """Bytes of the longest token."""
+        """The bytes of the longest token."""
         return len(self.levels) - 2
 
     @cached_property
@@ -183,7 +183,7 @@ class Vocabulary:
 
     @cached_property
     def halves(self) -> "tuple[Preorder, Preorder]":
-        """The tokens of at most `SHORT` bytes, and those that are longer."""
+        """The trees of tokens of at most `SHORT` bytes, and of longer ones."""
         depth = self._depth
         long = (self.token >= 0) & (depth > SHORT)
         below = long.copy()
@@ -199,7 +199,7 @@ class Vocabulary:
         return np.repeat(np.arange(len(self.levels) - 1), np.diff(self.levels))
 
     def _preorder(self, keep: NDArray[np.bool_], token: NDArray[np.int32]) -> "Preorder":
-        """The nodes of `keep`, which holds the parents of its nodes."""
+        """Make the preorder of the nodes in `keep`, which has the parents of its nodes."""
         sizes = keep.astype(np.int64)
         for begin, end in pairwise(reversed(self.levels)):
             if end:
@@ -214,7 +214,7 @@ class Vocabulary:
         )
 
     def find(self, text: bytes) -> int:
-        """The node of `text`, or -1 if no token begins with it."""
+        """Find the node of `text`, or -1 if no token begins with it."""
         node = 0
         for byte in text:
             node = self.below(node, byte)
@@ -223,12 +223,12 @@ class Vocabulary:
         return node
 
     def token_of(self, data: bytes) -> int:
-        """The token with these bytes, or -1."""
+        """Find the token with these bytes, or -1."""
         node = self.find(data)
         return int(self.token[node]) if node >= 0 else -1
 
     def below(self, node: int, byte: int) -> int:
-        """The child of a node over `byte`, or -1."""
+        """Find the child of a node over `byte`, or -1."""
         begin = int(self.child[node])
         return self._bytes.find(byte, begin, begin + int(self.children[node]))
 
@@ -244,9 +244,9 @@ class Vocabulary:
         return Spelling(tokens, tuple((begin + at, node) for at, node in self._borders(tail)))
 
     def _find_borders(self, tail: bytes) -> tuple[tuple[int, int], ...]:
-        """Where in `tail` a token may begin that goes on behind it, and the node of the rest of `tail`.
+        """Find where in `tail` a token may begin that goes on after it, and the node of the rest.
 
-        Texts that differ where they begin have the same one.
+        Texts with the same end have the same tail, and so the same borders.
         """
         nodes = ((at, self.find(tail[at:])) for at in range(len(tail)))
         return tuple((at, node) for at, node in nodes if node >= 0)
@@ -258,14 +258,14 @@ class Vocabulary:
         return bool(takes[whole].any()), bool(takes[~whole].any())
 
     def longer(self, text: bytes) -> NDArray[np.int32]:
-        """The tokens that begin with `text` and have more bytes."""
+        """List the tokens that begin with `text` and have more bytes."""
         order = self._order
         first = bisect_left(order, text, key=itemgetter(0))
         last = bisect_left(order, True, lo=first, key=lambda one: not one[0].startswith(text))
         return np.array([i for data, i in order[first:last] if len(data) > len(text)], np.int32)
 
     def longest(self, text: bytes, at: int) -> int:
-        """The longest token that stands in `text` at `at`. Raises ValueError if there is none."""
+        """Find the longest token that stands in `text` at `at`. Raises ValueError if there is none."""
         node, found = 0, -1
         for end in range(at, len(text)):
             node = self.below(node, text[end])
@@ -278,13 +278,13 @@ class Vocabulary:
         return found
 
     def pack(self, legal: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """A mask of `size` flags as `words` words: token i is bit i % 32 of word i // 32."""
+        """Pack `size` flags to a mask of `words` words: token i is bit i % 32 of word i // 32."""
         padded = np.zeros(self.words * 32, np.bool_)
         padded[: len(legal)] = legal
         return np.packbits(padded, bitorder="little").view(np.int32)
 
     def with_twins(self, row: NDArray[np.int32]) -> NDArray[np.int32]:
-        """`row` with the tokens whose bytes another token has too, of which only one is in the tree."""
+        """Add to `row` the tokens with the bytes of others, only one of which is in the tree."""
         if len(self.twins):
             ids, firsts = self.twins.T
             ids = ids[(row[firsts >> 5] >> (firsts & 31)) & 1 == 1]
@@ -292,6 +292,6 @@ class Vocabulary:
         return row
 
     def unpack(self, row: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """The flags of a packed mask."""
+        """Unpack the flags of a mask."""
         flags = np.unpackbits(row.view(np.uint8), bitorder="little", count=self.size)
         return flags.astype(np.bool_)

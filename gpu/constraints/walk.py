@@ -1,4 +1,4 @@
-"""Which tokens an automaton takes from a state, and where they lead: a walk down the token tree.
+"""Walks down the token tree, to find the tokens that an automaton takes from a state, and their states.
 
 A kernel of `native` does it where it could be compiled (1 ms for 150,000 tokens that are all taken).
 Elsewhere numpy takes all nodes of a depth that are still alive at once (10 ms).
@@ -23,16 +23,16 @@ Which = Literal["all", "short", "long"]
 
 
 class Walker(Protocol):
-    """Walks beside one automaton. `halves`: whether a walk for a part of the tokens costs less."""
+    """Interface: walks along an automaton. `halves`: a walk for part of the tokens is cheaper."""
 
     halves: bool
 
     def mask(self, state: int, which: Which = "all") -> NDArray[np.int32]:
-        """The packed mask of the tokens that may follow in `state`: short ones, long ones, all."""
+        """Compute the packed mask of tokens that may follow in `state`: short ones, long ones, all."""
         ...
 
     def targets(self, state: int) -> NDArray[np.int32]:
-        """For each token the state behind it, or -1."""
+        """Return for each token the state after it, or -1."""
         ...
 
 
@@ -42,7 +42,7 @@ def walker(
     classes: NDArray[np.uint8],
     nesting: Nesting | None = None,
 ) -> Walker:
-    """The fastest one here. `next`: int32 [states, classes], `classes`: uint8 [256]."""
+    """Make the fastest walker here. `next`: int32 [states, classes], `classes`: uint8 [256]."""
     kernels = _kernels()
     if kernels is None or len(vocabulary.levels) > MOST_DEPTH:
         if nesting is not None:
@@ -58,7 +58,7 @@ _compiling = Lock()
 
 
 def _kernels() -> "TokenKernels | None":
-    """The same ones for all threads, which may ask at once."""
+    """Return the kernels, the same ones for all threads, which may call at once."""
     with _compiling:
         return _compiled()
 
@@ -73,7 +73,7 @@ def _compiled() -> "TokenKernels | None":
 
 
 class NativeWalker:
-    """With a compiled kernel."""
+    """The walker with a compiled kernel."""
 
     halves = True
 
@@ -123,13 +123,13 @@ class NativeWalker:
 
 
 def _offsets(next: NDArray[np.int32]) -> NDArray[np.int32]:
-    """`next` with offsets of rows instead of their numbers: a step is an addition and a look-up."""
+    """Convert `next` to offsets of rows: then a step is an addition and a look-up."""
     return np.ascontiguousarray(np.where(next >= 0, next * next.shape[1], next), np.int32).ravel()
 
 
 class Packed:
-    """States as the kernel and `NestedNumpyWalker` know them: an offset, and above its 32 bits the stack
-    and the number of the return; 0 outside of values that no schema describes.
+    """The encoding of states for the kernel and `NestedNumpyWalker`: an offset, and above its 32 bits
+    the stack and the number of the return; 0 outside of values without a schema.
     """
 
     def __init__(self, nesting: Nesting, width: int) -> None:
@@ -140,7 +140,7 @@ class Packed:
         self.returns: NDArray[np.int64] = nesting.returns.astype(np.int64) * width
 
     def of(self, state: int) -> int:
-        """A state by its number."""
+        """Encode a state by its number."""
         layout = self.layout
         if state <= layout.states:
             return state * self.width
@@ -149,7 +149,7 @@ class Packed:
         return (inside >> layout.bits << 32) + self.first + inner * self.width
 
     def numbers(self, packed: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The numbers of states."""
+        """Decode states to their numbers."""
         layout = self.layout
         rows = (packed & 0xFFFFFFFF) // self.width
         inside = layout.states + 1 + (packed >> 32 << layout.bits) + rows - layout.states
@@ -157,7 +157,7 @@ class Packed:
 
 
 class NumpyWalker:
-    """With operations on arrays."""
+    """The walker with operations on arrays."""
 
     halves = False
     _kind: type[np.signedinteger] = np.int32  # of what `_ways` knows states by
@@ -171,7 +171,7 @@ class NumpyWalker:
         self._column = classes.astype(np.int32)[vocabulary.byte]  # of each node
 
     def _nodes(self, state: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """The nodes whose bytes the automaton takes from `state`, and the state behind each."""
+        """Find the nodes whose bytes the automaton takes from `state`, and the state after each."""
         tree, column = self._tree, self._column
         alive = np.zeros(1, np.int32)
         at = np.full(1, self._entry(state), self._kind)
@@ -204,17 +204,17 @@ class NumpyWalker:
         return np.concatenate(found), self._numbers(np.concatenate(ends))
 
     def _entry(self, state: int) -> int:
-        """What `_ways` knows a state by."""
+        """Encode a state for `_ways`."""
         return state * self._width
 
     def _ways(self, rows: NDArray[Any], columns: NDArray[np.int32]) -> NDArray[Any]:
-        """The states behind some over a column each, -1 for none. `rows` is overwritten."""
+        """Find the states after some, over a column each, -1: none. Overwrites `rows`."""
         rows += columns
         found: NDArray[np.int32] = self._flat[rows]
         return found
 
     def _numbers(self, ends: NDArray[Any]) -> NDArray[np.int32]:
-        """The numbers of these states."""
+        """Decode the states of `_ways` to numbers."""
         found: NDArray[np.int32] = (ends // self._width).astype(np.int32, copy=False)
         return found
 
@@ -243,7 +243,7 @@ class NumpyWalker:
 
 
 class NestedNumpyWalker(NumpyWalker):
-    """Through values that no schema describes."""
+    """The walker with operations on arrays, through values without a schema."""
 
     _kind = np.int64
 
@@ -287,7 +287,7 @@ class NestedNumpyWalker(NumpyWalker):
     def _inner(
         self, stack: NDArray[np.int64], number: NDArray[np.int64], inner: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Inner states by their numbers."""
+        """Encode inner states by their numbers."""
         packed = self._packed
         found: NDArray[np.int64] = (
             ((stack << packed.bits) + number << 32) + packed.first + inner * packed.width

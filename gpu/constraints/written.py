@@ -1,18 +1,18 @@
-"""What an output has written of objects whose names, and of arrays whose items, must differ. Pure.
+"""The written names and items of objects and arrays in which these must differ. Pure.
 
-An automaton cannot remember names or items. So beside it goes a `Cursor`, byte by byte, through the JSON
-that the automaton lets pass: which arrays and objects are open, at which place of the schema each one is
-(`protocol.constraints.CheckedPlace`), and what was written there. A byte that completes a doubled name
-or an equal item is not taken. What is no JSON, as the text around the calls of tools, is passed over;
+An automaton cannot remember names or items. So a `Cursor` goes along with it, byte by byte, through the
+JSON that the automaton takes. It knows which arrays and objects are open, at which place of the schema
+each one is (`protocol.constraints.CheckedPlace`), and what was written there. A byte that completes a
+repeated name or an equal item is not taken. Text that is no JSON, around the calls of tools, is skipped;
 each value begins anew.
 
-Values are spelled in one way, but for the order of members, so two are equal if their texts are, or if
-their members are the same in any order. As long as what is being written is the beginning of an earlier
-text, it is *near*: only then, and behind it, can the next bytes make it equal. Memory: the texts of the
-names and items of open arrays and objects, each at most as often as such are inside each other, and up
-to `MOST_BYTES` of an output.
+Values are spelled in one way, except for the order of members, so two are equal if their texts are, or
+if their members are the same in any order. A begun name or item is *near* as long as it is the beginning
+of an earlier one: only then, and right after it, can the next bytes make it equal. Memory: the texts of
+the names and items of open arrays and objects, each once for every level around it, and up to
+`MOST_BYTES` of an output.
 
-It does not know tokens or automata.
+This file does not know tokens or automata.
 """
 
 import json
@@ -30,8 +30,8 @@ OPENINGS, _CLOSED = b"[{", b"]}"
 
 
 class Seen:
-    """The texts of an array's items, or of an object's names. `texts`: ascending; `values`: those of
-    which other texts may be equal, as one text for all.
+    """The texts of an array's items, or of an object's names. `texts`: ascending; `values`: canonical
+    texts of those that other texts may equal.
     """
 
     __slots__ = ("texts", "values")
@@ -46,18 +46,18 @@ class Seen:
             self.values.add(value)
 
     def discard(self, text: bytes) -> None:
-        """Take back one that was added."""
+        """Remove a text that was added."""
         del self.texts[bisect_left(self.texts, text)]
         if (value := canonical(text)) is not text:
             self.values.discard(value)
 
     def begins(self, text: bytes) -> bool:
-        """Whether one begins with `text`."""
+        """Whether a text begins with `text`."""
         at = bisect_left(self.texts, text)
         return at < len(self.texts) and self.texts[at].startswith(text)
 
     def has(self, text: bytes) -> bool:
-        """Whether one is equal to `text`."""
+        """Whether a text is equal to `text`."""
         at = bisect_left(self.texts, text)
         if at < len(self.texts) and self.texts[at] == text:
             return True
@@ -65,20 +65,20 @@ class Seen:
 
 
 def canonical(text: bytes) -> bytes:
-    """One text for all that are equal to `text`: `text` itself where it is the only one."""
+    """Return one text for all that are equal to `text`: `text` itself where it is the only one."""
     if b"{" not in text:
         return text
     return json.dumps(json.loads(text), sort_keys=True).encode()
 
 
 class OpenValue:
-    """An open array or object; never changed but by `WrittenOutput.commit`.
+    """An open array or object; changed by `WrittenOutput.commit` alone.
 
-    `place`: its number. `begin`: where in the output the item or name under way begins, -1 for none;
-    `reading`: an item or name is under way, or due. `near`: what is there of it, if an earlier one
-    begins so, else None. `added`: what the bytes since the last commit have completed. `count`: items
-    before this one; `child`: the place of a member's value. `live`, `watched`: this one or one around
-    it is near; must have differing names or items.
+    `place`: its number. `begin`: where in the output the begun item or name begins, -1: none is begun;
+    `reading`: an item or name is begun, or due. `near`: its text so far, if an earlier one begins so,
+    else None. `added`: texts that the bytes since the last commit have completed. `count`: items before
+    this one; `child`: the place of a member's value. `live`, `watched`: this one, or one around it, is
+    near; must have differing names or items.
     """
 
     __slots__ = (
@@ -131,7 +131,7 @@ class OpenValue:
 
 
 class Cursor:
-    """Behind so many bytes (`size`) of values. `top`: the innermost array or object that is at a
+    """A position after `size` bytes of values. `top`: the innermost open array or object that is at a
     place; `skip`: how many at no place are open inside it; `tail`: the bytes since the last commit.
     """
 
@@ -146,12 +146,12 @@ class Cursor:
 
     @property
     def outside(self) -> bool:
-        """Whether no value is under way that is checked."""
+        """Whether no checked value is open."""
         return self.top is None
 
     @property
     def near(self) -> bool:
-        """Whether what is under way begins as an earlier one of its kind does."""
+        """Whether a begun name or item is the beginning of an earlier one."""
         return self.top is not None and self.top.live
 
     @property
@@ -164,7 +164,7 @@ class Cursor:
         return self.mode != _PLAIN
 
     def many(self) -> int:
-        """Names and items that are kept of what is open."""
+        """Count the names and items that are kept of open values."""
         count, frame = 0, self.top
         while frame is not None:
             count += 0 if frame.seen is None else len(frame.seen.texts)
@@ -173,7 +173,7 @@ class Cursor:
 
 
 class WrittenOutput:
-    """The output of one row, and its names and items."""
+    """The output of a row, and its names and items."""
 
     def __init__(self, places: Sequence[CheckedPlace]) -> None:
         self._places = places
@@ -185,8 +185,8 @@ class WrittenOutput:
         return Cursor(None, _PLAIN, 0, 0, b"")
 
     def walk(self, cursor: Cursor, data: Iterable[int], root: int = 0) -> Cursor | None:
-        """Behind `data`, which begins a value of place `root` or goes on in one; None if a name is
-        doubled there, or an item.
+        """Move behind `data`, which begins a value of place `root` or goes on in one. None: a name or an
+        item is repeated there.
         """
         for byte in data:
             found = self.step(cursor, byte, root)
@@ -196,8 +196,8 @@ class WrittenOutput:
         return cursor
 
     def step(self, at: Cursor, byte: int, root: int = -1) -> Cursor | None:
-        """Behind one byte; None if a name is doubled by it, or an item. `root`: the place of the value
-        that begins there, if none is under way and this byte opens one; -1: no value that is checked.
+        """Move behind one byte. None: it repeats a name or an item. `root`: the place of the value that
+        begins there, if none is open and this byte opens one; -1: no value that is checked.
         """
         top, skip = at.top, at.skip
         if top is None and (root < 0 or byte not in OPENINGS):
@@ -266,7 +266,7 @@ class WrittenOutput:
         return Cursor(ends, _PLAIN, at.skip, at.size + 1, tail)
 
     def commit(self, cursor: Cursor) -> list[tuple[Seen, bytes]]:
-        """Keep what the bytes since the last commit completed; returns that.
+        """Keep the names and items that the bytes since the last commit completed. Returns these.
 
         Raises ConstraintError where an output writes too much.
         """
@@ -289,7 +289,7 @@ class WrittenOutput:
         return kept
 
     def take_back(self, size: int, kept: Iterable[tuple[Seen, bytes]]) -> None:
-        """Go back to where the output had `size` bytes. `kept`: what was kept since, in reverse."""
+        """Go back to `size` bytes of output. `kept`: what was kept since, in reverse."""
         del self._text[size:]
         for seen, text in kept:
             seen.discard(text)
@@ -311,7 +311,7 @@ class WrittenOutput:
         return found
 
     def _value_ended(self, frame: OpenValue, size: int, tail: bytes) -> OpenValue | None:
-        """An item or a member's value has ended, in `size` bytes of the output."""
+        """End an item or a member's value, at `size` bytes of the output."""
         if not frame.is_array or frame.seen is None:
             if not frame.is_array or frame.begin < 0:
                 return frame
@@ -327,7 +327,7 @@ class WrittenOutput:
         return found
 
     def _place_in(self, frame: OpenValue) -> int:
-        """The place of the value under way in `frame`."""
+        """Find the place of the begun value in `frame`."""
         if not frame.is_array:
             return frame.child
         place = self._places[frame.place]
@@ -340,18 +340,18 @@ class WrittenOutput:
 
 
 def _look(frame: OpenValue) -> None:
-    """Set what follows from `near` and the frames around it."""
+    """Set `live` from `near` and the frames around."""
     frame.live = frame.near is not None or (frame.parent is not None and frame.parent.live)
 
 
 def _read(frame: OpenValue) -> None:
-    """The item or name under way has ended."""
+    """End the begun item or name."""
     frame.begin, frame.reading, frame.near = -1, False, None
     _look(frame)
 
 
 def _begun(frame: OpenValue | None, size: int) -> OpenValue | None:
-    """An item or a name begins at byte `size`, if one is due."""
+    """Begin an item or a name at byte `size`, if one is due."""
     if frame is None or not frame.reading or frame.begin >= 0:
         return frame
     found = frame.copy()
@@ -360,7 +360,7 @@ def _begun(frame: OpenValue | None, size: int) -> OpenValue | None:
 
 
 def _grown(frame: OpenValue | None, byte: int) -> OpenValue | None:
-    """What is under way has one byte more."""
+    """Add a byte to the begun item or name."""
     if frame is None or not frame.live:
         return frame
     found = frame.copy()
@@ -373,7 +373,7 @@ def _grown(frame: OpenValue | None, byte: int) -> OpenValue | None:
 
 
 def _following(frame: OpenValue, comma: int) -> OpenValue:
-    """Behind the comma between two items or members."""
+    """Move behind the comma between two items or members."""
     found = frame.copy()
     found.parent = _grown(frame.parent, comma)
     found.begin, found.reading, found.child = -1, True, -1

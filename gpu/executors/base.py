@@ -69,7 +69,7 @@ class PendingStep(Protocol):
     """A step that was launched."""
 
     def ready(self) -> bool:
-        """True if `result` would not wait."""
+        """Whether `result` would return without waiting."""
         ...
 
     def result(self) -> StepResult:

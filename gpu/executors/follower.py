@@ -216,7 +216,7 @@ class TorchFollower(Follower):
         self._passes = passes
 
     def follow(self, idle: Callable[[], None]) -> None:
-        """Until rank 0 ends. `idle` is called once a second while there is nothing to do."""
+        """Run steps until rank 0 ends. `idle` is called once a second while there is nothing to do."""
         while (message := self._ranks.ring.take(IDLE_SECONDS)) != b"":
             if message is None:
                 idle()

@@ -32,7 +32,7 @@ class DraftedLines:
 
     @property
     def firsts(self) -> Ints:
-        """[R] each row's first line."""
+        """Each row's first line: [R]."""
         return np.cumsum(self.lines) - self.lines
 
 

@@ -66,7 +66,7 @@ class Attention:
         return ops.project(rows, self.output)
 
     def products(self, prefix: str, names: TensorNames) -> Iterator[Product]:
-        """All of them, in the layer that is called `prefix`."""
+        """List the products of the layer `prefix`."""
         heads = self.heads
         own, kv = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
         parts = names.qkv if len(names.qkv) == 1 else names.qkv[: 1 + heads.kv_parts]
@@ -103,7 +103,7 @@ class DecoderLayer:
     scalar: Tensor | None = None  # [1]: what the stream is multiplied by behind the layer
 
     def products(self, prefix: str, names: TensorNames) -> Iterator[Product]:
-        """All of them, in the layer that is called `prefix`."""
+        """List the products of the layer `prefix`."""
         yield from self.mixer.products(prefix, names)
         if self.feed_forward is not None:
             yield from self.feed_forward.products(prefix, names)
@@ -111,7 +111,7 @@ class DecoderLayer:
             yield from self.gate.products(prefix)
 
     def norms(self, prefix: str, names: TensorNames) -> Iterator[tuple[str, RMSNorm]]:
-        """All of them, by their names."""
+        """List the norms by name."""
         mixer, feed_forward = self.mixer, self.feed_forward
         parts = (mixer,) if feed_forward is None else (mixer, feed_forward)
         for part, before, after in zip(parts, names.before, names.after, strict=False):
@@ -346,7 +346,7 @@ class Decoder:
     def _empty_feed_forward(
         self, own: FeedForwardSettings | None, before: bool, after: bool
     ) -> FeedForward | Experts | ExpertsBeside | None:
-        """`before`, `after`: which norms are around it."""
+        """Make the layer's part. `before`, `after`: the norms around it."""
         if own is None:
             return None
         hidden = self.config.hidden_size
@@ -362,7 +362,7 @@ class Decoder:
     def _empty_mixer(
         self, index: int, settings: LayerSettings, before: bool, after: bool
     ) -> Attention | Latent | Recurrent:
-        """`before`, `after`: which norms are around it."""
+        """Make the layer's part. `before`, `after`: the norms around it."""
         hidden, mixer = self.config.hidden_size, settings.mixer
         norm = self._empty_norm(hidden) if before else None
         post = self._empty_norm(hidden) if after else None

@@ -139,7 +139,7 @@ class DeltaSettings:
         return 2 * self.key_heads * self.key_dim + self.width
 
     def states(self, hidden: int) -> tuple[Shape, ...]:
-        """The shapes of what it keeps of a sequence: its convolution's last inputs, and its matrices."""
+        """List the shapes of its state: the last inputs of its convolution, and its matrices."""
         matrices = self.value_heads, self.key_dim, self.value_dim
         return (self.kernel - 1, self.convolved), matrices
 
@@ -181,7 +181,7 @@ class MambaSettings:
         return self.width + 2 * self.groups * self.state_dim
 
     def states(self, hidden: int) -> tuple[Shape, ...]:
-        """The shapes of what it keeps of a sequence: its convolution's last inputs, and its matrices."""
+        """List the shapes of its state: the last inputs of its convolution, and its matrices."""
         matrices = self.heads, self.state_dim, self.head_dim
         return (self.kernel - 1, self.convolved), matrices
 

@@ -31,7 +31,7 @@ class Experts:
         return ops.experts(x, self.layer)
 
     def products(self, prefix: str, names: TensorNames) -> Iterator[tuple[Linear, list[str], list[int]]]:
-        """All of them, in the layer that is called `prefix`."""
+        """List the products of the layer `prefix`."""
         part, called, shared = _part(prefix, names), names.experts, self.layer.shared
         if shared is not None and shared.gated:
             routed = [f"{part}.{called.router}", f"{part}.{called.shared_gate}"]

@@ -35,7 +35,7 @@ class Latent:
         return ops.project(rows, self.output)
 
     def products(self, prefix: str, names: TensorNames) -> Iterator[tuple[Linear, list[str], list[int]]]:
-        """All of them, in the layer that is called `prefix`."""
+        """List the products of the layer `prefix`."""
         part, layer = f"{prefix}.self_attn", self.layer
         heads, turned = layer.heads, layer.rotary.dim
         queries, rows = "q_proj", len(heads.up) * (heads.nope + turned)

@@ -87,8 +87,8 @@ def _ring(
     GROUPS: gl.constexpr, OUTPUTS: gl.constexpr, INPUTS: gl.constexpr, STAGES: gl.constexpr,
     BAND: gl.constexpr, GATED: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
-    """x, weight, output: descriptors of what a warp group reads, of a tile's rows of the weight (of
-    its gate, if gated) and of half a warp group's sums. size: the columns that are written."""
+    """Run the ring. x, weight, output: descriptors of a warp group's tokens, of a tile's rows of the
+    weight (of its gate, if gated) and of half a warp group's sums. size: the columns to write."""
     gdc_launch_dependents()
     x_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES * GROUPS, _ROWS, INPUTS], x.layout)
     w_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, OUTPUTS, INPUTS], weight.layout)

@@ -82,7 +82,7 @@ class StepRows:
 
     @property
     def sampled_rows(self) -> Ints:
-        """[R] the rows that sample, each once, in the order of the result."""
+        """The rows that sample, each once, in the order of the result: [R]."""
         sampling = self.sampling
         if self.lines is not None:
             sampling = sampling[np.cumsum(self.lines) - self.lines]

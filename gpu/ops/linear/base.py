@@ -69,7 +69,7 @@ class Weight:
         raise TypeError(f"a {type(self).__name__} is not stored in checkpoints")
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x W^T + bias by torch: [T, inputs] -> [T, outputs].
+        """Compute x W^T + bias by torch: [T, inputs] -> [T, outputs].
 
         Raises TypeError for a form that only kernels of its own read.
         """

@@ -91,7 +91,7 @@ class FourBitFormat:
     name: str = "int4"
 
     def part(self, name: str, tensor: Tensor) -> tuple[str, str] | None:
-        """As of `WeightFormat`."""
+        """See `WeightFormat`."""
         for ending in self.endings:
             if name.endswith(f".{ending}"):
                 return f"{name.removesuffix(ending)}weight", ending
@@ -102,7 +102,7 @@ class FourBitFormat:
         return f"no {absent[0]}" if absent else None
 
     def check(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> None:
-        """As of `WeightFormat`."""
+        """See `WeightFormat`."""
         self.unpack(WeightParts(parts, *shape, self.group))
 
     def weight(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> Weight:
@@ -258,7 +258,7 @@ class Mxfp4Format:
     name = "mxfp4"
 
     def part(self, name: str, tensor: Tensor) -> tuple[str, str] | None:
-        """As of `WeightFormat`."""
+        """See `WeightFormat`."""
         for part in ("blocks", "scales"):
             if name.endswith(f"_{part}"):
                 return name.removesuffix(f"_{part}"), part
@@ -269,7 +269,7 @@ class Mxfp4Format:
         return f"no {absent[0]}" if absent else None
 
     def check(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> None:
-        """As of `WeightFormat`."""
+        """See `WeightFormat`."""
         outputs, inputs = shape
         groups = -(-inputs // GROUP)
         blocks, scales = parts["blocks"], parts["scales"]
