@@ -153,10 +153,10 @@ class CoreActors:
             canaries=Canaries(config.model.kv_canary),
         )
         metrics.kv(info.pages * info.page_size, 0, 0)
-        metrics.watch_tiers(partial(self.cache.tiers, info.kv_bytes_per_token))
+        metrics.tiers = partial(self.cache.tiers, info.kv_bytes_per_token)
         if self._comparer is not None:
             metrics.canaries = self.cache.canaries.counts
-        metrics.watch_ranks(self.ranks)
+        metrics.ranks = self.ranks
         cache = CacheActor(
             self._to_cache,
             self.cache,
@@ -194,7 +194,7 @@ class CoreActors:
             ahead=ahead,
             unable=None if info.constrains else f"its executor on {info.device} cannot",
         )
-        metrics.watch_constraints(partial(counts_of, pool, grammar.registry))
+        metrics.constraints = partial(counts_of, pool, grammar.registry)
         await group.start(guard("cache", cache.run))
         await group.start(guard("scheduler", scheduler.run))
         await group.start(guard("copier", copier.run))
@@ -211,7 +211,7 @@ class CoreActors:
             died=metrics.executor_died,
         )
         await group.start(guard("executor", self._keeper.run))
-        metrics.drafter(info.drafter)
+        metrics.drafter = info.drafter
         server = ServerInfo(
             version=PROTOCOL_VERSION, epoch=epoch, model=info.model, context=info.context
         )

@@ -84,7 +84,7 @@ class EngineStatus:
         self.replicas: Callable[[], list[dict[str, Any]]] | None = None
         self.ranks: Callable[[], list[RankState]] = list
         self._changed: Callable[[], None] = lambda: None
-        metrics.watch_store(lambda: self._changed())
+        metrics.store_changed = lambda: self._changed()
 
     @property
     def store(self) -> StoreHealth:

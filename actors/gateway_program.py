@@ -122,7 +122,7 @@ class GatewayProgram:
             from ramify.actors.cluster import cores  # other processes do without the router
 
             self._cores = cores.GatewayCores(start.config, start.worker, start.secret, self._clock)
-            self._metrics.of_cores(self._cores.news)
+            self._metrics.cores = self._cores.news
         self._door = start.door
         for session in start.barred:
             self._front.bar(session)

@@ -43,11 +43,10 @@ from ramify.protocol.messages import (
 class FrontMetrics(GatewayMetrics, SessionMetrics, Protocol):
     """What the gateway and the directory report."""
 
+    usage: Callable[[], dict[str, CredentialUsage]]  # what each credential has here
+
     def store_is(self, health: StoreHealth, /) -> None:
         """How the store is for the sessions here, after each change."""
-
-    def usage_from(self, source: Callable[[], dict[str, CredentialUsage]], /) -> None:
-        """Where to look what each credential has here."""
 
 
 class LocalFront:
@@ -96,7 +95,7 @@ class LocalFront:
         if secret is not None:
             self.gateway.signs(secret)
         self._mailboxes.here = self.gateway
-        metrics.usage_from(self.gateway.usage)
+        metrics.usage = self.gateway.usage
 
     async def listen(self, group: TaskGroup, guard: Guard) -> int:
         port: int = await group.start(guard("gateway", self.gateway.run))
@@ -112,7 +111,7 @@ class LocalFront:
         holdings = Holdings(
             config.limits, sessions=config.server.max_sessions, most=config.server.sessions_bytes
         )
-        self._metrics.watch_held(lambda: holdings.held)
+        self._metrics.held = lambda: holdings.held
         keeper = await self._open_store(group, guard) if config.server.store is not None else None
         numbers = self._naming.sessions or count(1)
         spare = SpareWork(
@@ -155,7 +154,7 @@ class LocalFront:
             prefix=self._naming.prefix,
             barred=self._barred,
         )
-        self._metrics.watch_histories(maker.histories.counts)
+        self._metrics.histories = maker.histories.counts
         if keeper is not None and config.server.persist_histories:
             maker.histories.keep(maker.model, keeper.keep, keeper.recall)
         template = maker.template

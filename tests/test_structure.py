@@ -37,7 +37,7 @@ SIZES = {
     "actors/front": (8, 16),
     "actors/gateway": (70, 120),
     "actors/grammar": (51, 93),
-    "actors/kit": (15, 23),
+    "actors/kit": (15, 22),
     "actors/links": (6, 10),
     "actors/processes": (6, 7),
     "actors/routing": (6, 12),

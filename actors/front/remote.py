@@ -5,7 +5,7 @@ This file does not know the link.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
 
@@ -54,15 +54,17 @@ class RemoteMetrics:
         self._core = core
         self._sockets = self._sessions = 0
         self._lag = 0.0
-        self._held: Callable[[], int] = lambda: 0
-        self._histories: Callable[[], dict[str, int]] = dict
         self._store = StoreHealth()
         self._loop = asyncio.get_running_loop()
         self._due = False
         self.scrapes = Scrapes()
-        self._usage: Callable[[], dict[str, CredentialUsage]] = dict
         self._told: dict[str, CredentialUsage] = {}
-        self._cores: Callable[[], tuple[int, list[float]]] = lambda: (0, [])
+        # Set by who knows it: called with each report; see `Metrics`
+        self.held: Callable[[], int] = lambda: 0
+        self.histories: Callable[[], Mapping[str, int]] = dict
+        self.usage: Callable[[], dict[str, CredentialUsage]] = dict
+        # how many sessions moved, and how late first tokens were, since the last look
+        self.cores: Callable[[], tuple[int, list[float]]] = lambda: (0, [])
 
     def sockets(self, delta: int, /) -> None:
         self._sockets += delta
@@ -72,22 +74,9 @@ class RemoteMetrics:
         self._sessions += delta
         self._changed()
 
-    def watch_held(self, held: Callable[[], int], /) -> None:
-        self._held = held
-
-    def watch_histories(self, counts: Callable[[], dict[str, int]], /) -> None:
-        self._histories = counts
-
     def store_is(self, health: StoreHealth, /) -> None:
         self._store = health
         self._changed()
-
-    def usage_from(self, source: Callable[[], dict[str, CredentialUsage]], /) -> None:
-        self._usage = source
-
-    def of_cores(self, news: Callable[[], tuple[int, list[float]]], /) -> None:
-        """Where to look how many sessions moved, and how late first tokens were, since the last look."""
-        self._cores = news
 
     def loop_lag(self, seconds: float, /) -> None:
         """Called four times a second; what credentials have is told then, too."""
@@ -106,14 +95,14 @@ class RemoteMetrics:
     def _news(self) -> dict[str, CredentialUsage]:
         """The usage of credentials that has changed since it was last told."""
         news = {
-            name: copy(usage) for name, usage in self._usage().items() if usage != self._told.get(name)
+            name: copy(usage) for name, usage in self.usage().items() if usage != self._told.get(name)
         }
         self._told.update(news)
         return news
 
     def _report(self, usage: dict[str, CredentialUsage] | None = None) -> None:
         self._due = False
-        moves, first_tokens = self._cores()
+        moves, first_tokens = self.cores()
         self._core.tell(
             Report(
                 moves=moves,
@@ -121,9 +110,9 @@ class RemoteMetrics:
                 lag=self._lag,
                 sockets=self._sockets,
                 sessions=self._sessions,
-                session_bytes=self._held(),
+                session_bytes=self.held(),
                 usage=usage or {},
-                histories=self._histories(),
+                histories=dict(self.histories()),
                 store=self._store,
             )
         )

@@ -38,31 +38,33 @@ class Metrics:
     """All metrics of one engine. Used from its event loop's thread only."""
 
     def __init__(self) -> None:
+        # Set by who knows it: called at each scrape
+        self.held: Callable[[], int] = lambda: 0  # bytes that sessions here hold, by estimate
+        self.usage: Callable[[], dict[str, CredentialUsage]] = dict  # of this process, by credential
+        # tokens that sessions here made of text, and histories by their outcome
+        self.histories: Callable[[], Mapping[str, int]] = dict
+        self.tiers: Callable[[], Sequence[KvTier]] = tuple
+        self.ranks: Callable[[], Sequence[RankState]] = tuple  # that hold the model together
+        self.constraints: Callable[[], ConstraintCounts | None] = lambda: None
+        self.store_changed: Callable[[], None] = lambda: None  # called when `store` is another one
+        self.drafter = ""  # its name; "": none, and no metrics of one
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._running = self._waiting = self._sockets = self._sessions = 0
-        self._held: Callable[[], int] = lambda: 0
         self._stores: dict[int, StoreHealth] = {}  # by gateway process
-        self._store_changed: Callable[[], None] = lambda: None
         self._gateways: dict[int, tuple[int, int, float, int]] = {}  # sockets, sessions, lag, bytes
         # By gateway process; PAST: of those that have ended.
         self._usage: dict[int, dict[str, CredentialUsage]] = {}
-        self._usage_here: Callable[[], dict[str, CredentialUsage]] = dict
         self._histories: dict[int, Mapping[str, int]] = {}  # by gateway process, as `_usage`
-        self._histories_here: Callable[[], Mapping[str, int]] = dict
         self._kv = (0, 0, 0)
-        self._tiers: Callable[[], Sequence[KvTier]] = tuple
         self.canaries: Mapping[str, int] = {}  # blocks that were compared, by result
-        self._ranks: Callable[[], Sequence[RankState]] = tuple
         self._load_us = 0
         self.copied_s = 0.0  # in which blocks of other replicas were copied
         self._lag = self._worst_lag = 0.0
         self._steps = self._executor_tokens = self._sampled = 0
-        self._drafter = ""
         self._spare_requests: dict[str, int] = {"computed": 0, "given up": 0}
         self.spare_tokens = 0  # computed before anybody asked
         self.pictures_seen = 0  # by the model's tower
-        self._constraints: Callable[[], ConstraintCounts | None] = lambda: None
         self._drafted = self._accepted = 0
         self._cached = self._computed = self._output = self._replayed = 0
         self._ends: Counter[str] = Counter()
@@ -77,25 +79,9 @@ class Metrics:
         self._step = Histogram("ramify_step_seconds", "Time of a step on the device.", STEP)
         self._plan = Histogram("ramify_plan_seconds", "Time to plan a step on the host.", PLAN)
 
-    def drafter(self, name: str) -> None:
-        """Set the drafter's name; "": none, and no metrics of one."""
-        self._drafter = name
-
     def executor_died(self) -> None:
         """Count an executor that died."""
         self._executor_deaths += 1
-
-    def watch_constraints(self, counts: "Callable[[], ConstraintCounts]") -> None:
-        """Set the source of constraint counts."""
-        self._constraints = counts
-
-    def watch_tiers(self, tiers: "Callable[[], Sequence[KvTier]]") -> None:
-        """Set the source of what KV is where."""
-        self._tiers = tiers
-
-    def watch_ranks(self, ranks: "Callable[[], Sequence[RankState]]") -> None:
-        """Set the source of how the ranks are that hold the model together."""
-        self._ranks = ranks
 
     def step(self, result: StepResult, plan_seconds: float) -> None:
         """A step has come back. `plan_seconds`: until the next plan had left."""
@@ -159,28 +145,16 @@ class Metrics:
     def sessions(self, delta: int) -> None:
         self._sessions += delta
 
-    def watch_held(self, held: Callable[[], int]) -> None:
-        """`held()`: bytes of the host's memory that sessions here hold, by estimate."""
-        self._held = held
-
-    def watch_histories(self, counts: Callable[[], Mapping[str, int]]) -> None:
-        """`counts()`: tokens that sessions here made of text, and histories by their outcome."""
-        self._histories_here = counts
-
     @property
     def store(self) -> StoreHealth:
         """The health of the store, over all processes that have sessions."""
         return joined(self._stores.values())
 
-    def watch_store(self, changed: Callable[[], None]) -> None:
-        """`changed` is called when `store` is another one."""
-        self._store_changed = changed
-
     def store_is(self, health: StoreHealth, number: int = 0) -> None:
         """Set the health of the store as this process, or gateway process `number`, sees it."""
         if self._stores.get(number, StoreHealth()) != health:
             self._stores[number] = health
-            self._store_changed()
+            self.store_changed()
 
     def gateway(self, number: int, report: Report) -> None:
         """Set the gauges of a gateway in another process; they are added to this process' own."""
@@ -188,10 +162,6 @@ class Metrics:
         self._usage.setdefault(number, {}).update(report.usage)
         self._histories[number] = report.histories
         self.store_is(report.store, number)
-
-    def usage_from(self, source: Callable[[], dict[str, CredentialUsage]], /) -> None:
-        """Set the source of this process' usage by credential."""
-        self._usage_here = source
 
     def gateway_ended(self, number: int) -> None:
         """A gateway process has ended: what it counted stays, its sockets do not."""
@@ -225,7 +195,7 @@ class Metrics:
     @property
     def session_bytes(self) -> int:
         """Bytes of the host's memory that sessions hold, of all processes."""
-        return self._held() + sum(held for *_, held in self._gateways.values())
+        return self.held() + sum(held for *_, held in self._gateways.values())
 
     def loop_lag(self, seconds: float) -> None:
         """Observe how late a timer of the event loop was."""
@@ -313,14 +283,14 @@ class Metrics:
         for state, slots in zip(("free", "evictable", "referenced"), self._kv, strict=True):
             kv.add_metric([state], slots)
         yield kv
-        yield from kv_families(self._tiers(), self._load_us * 1e-6, self.copied_s, self.canaries)
+        yield from kv_families(self.tiers(), self._load_us * 1e-6, self.copied_s, self.canaries)
         yield from self._of_ranks()
         yield from self._owners()
         if self._gateways:
             yield from self._gateway_gauges()
 
     def _of_ranks(self) -> Iterator[Metric]:
-        ranks = self._ranks()
+        ranks = self.ranks()
         for name, help, values in (
             ("steps", "Steps that a rank was told.", [each.steps for each in ranks]),
             ("cpu_seconds", "CPU time of a rank.", [each.cpu_s for each in ranks]),
@@ -338,7 +308,7 @@ class Metrics:
     def _owners(self) -> Iterator[Metric]:
         """Yield the metrics by credential: as many labels as names were ever configured."""
         total: dict[str, CredentialUsage] = {}
-        for usages in (self._usage_here(), *self._usage.values()):
+        for usages in (self.usage(), *self._usage.values()):
             for name, usage in usages.items():
                 total[name] = total.get(name, CredentialUsage()).plus(usage)
         sockets = GaugeMetricFamily("ramify_owner_sockets", "Open WebSockets.", labels=["owner"])
@@ -358,7 +328,7 @@ class Metrics:
 
     def _texts(self) -> Iterator[Metric]:
         """Yield what became of the text that requests brought."""
-        total = Counter(self._histories_here())
+        total = Counter(self.histories())
         for counts in self._histories.values():
             total.update(counts)
         yield CounterMetricFamily(
@@ -399,15 +369,15 @@ class Metrics:
         yield from self._texts()
         about = "Prompts computed before anybody asked: saved sessions after a start, next turns."
         yield counter("spare_requests", about, "result", self._spare_requests)
-        counts = self._constraints()
+        counts = self.constraints()
         if counts is not None:
             yield from counts.families()
-        if self._drafter:
+        if self.drafter:
             for name, help, value in (
                 ("draft_tokens", "Guessed tokens that went through the model.", self._drafted),
                 ("accepted_draft_tokens", "Those of them that were right.", self._accepted),
             ):
-                yield counter(name, help, "drafter", {self._drafter: value})
+                yield counter(name, help, "drafter", {self.drafter: value})
         prompts = {"cached": self._cached, "computed": self._computed}
         yield counter("prompt_tokens", "Prompt tokens of finished requests.", "source", prompts)
         causes = ("priority", "fairness", "memory", "ahead", "not finite", "executor", "lost")

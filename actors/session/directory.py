@@ -7,7 +7,7 @@ mailbox of the directory means that sockets open faster than sessions can be mad
 `overloaded`.
 """
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -61,14 +61,11 @@ Message = TypeVar("Message")
 class SessionMetrics(Protocol):
     """What the directory reports."""
 
+    held: Callable[[], int]  # bytes of the host's memory that the sessions here hold
+    histories: Callable[[], Mapping[str, int]]  # see `Histories.counts`
+
     def sessions(self, delta: int, /) -> None:
         """Count a session that began (+1) or ended (-1)."""
-
-    def watch_histories(self, counts: Callable[[], dict[str, int]], /) -> None:
-        """Report what `counts()` returns: see `Histories.counts`."""
-
-    def watch_held(self, held: Callable[[], int], /) -> None:
-        """Report what `held()` returns: bytes of the host's memory that the sessions here hold."""
 
 
 @dataclass(eq=False, repr=False)

@@ -23,7 +23,7 @@ def exported() -> set[str]:
     front = ClusterMetrics()
     front.watch(lambda: [ReplicaGauges(0, "ready", 1, Report())], lambda told: 0)
     core = Metrics()
-    core.watch_tiers(lambda: [KvTier("disk", 1, 1, 1, 1.0)])
+    core.tiers = lambda: [KvTier("disk", 1, 1, 1, 1.0)]
     text = joined(front.render(), {0: core.render()}).decode()
     return set(NAME.findall("\n".join(line for line in text.splitlines() if line[0] != "#")))
 

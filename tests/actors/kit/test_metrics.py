@@ -110,7 +110,7 @@ def test_steps_and_gauges() -> None:
 def test_drafts_by_drafter() -> None:
     metrics = Metrics()
     assert "ramify_draft_tokens_total" not in metrics.render().decode()
-    metrics.drafter("ngram")
+    metrics.drafter = "ngram"
     metrics.step(StepResult(1, pack([0, 1]), pack([5, 6, 7]), 4, 900, counts=pack([2, 1]),
                             drafted=pack([3, 0])), 0.0)  # fmt: skip
     metrics.step(StepResult(2, pack([0, 1]), pack([8, 9]), 2, 900), 0.0)
@@ -226,7 +226,7 @@ def test_a_scrape_is_answered_at_once() -> None:
 def test_what_credentials_have_adds_up_over_processes() -> None:
     """Counters outlive the process that counted; sockets do not."""
     metrics = Metrics()
-    metrics.usage_from(lambda: {"alice": CredentialUsage(1, 10, 2)})
+    metrics.usage = lambda: {"alice": CredentialUsage(1, 10, 2)}
     zero = {"alice": CredentialUsage(2, 100, 20, 3), "bob": CredentialUsage(1)}
     metrics.gateway(0, Report(usage=zero))
     metrics.gateway(1, Report(usage={"alice": CredentialUsage(4, 1000, 200, 0, 1)}))
@@ -253,7 +253,7 @@ def test_ranks_are_labelled_and_one_process_has_none() -> None:
     metrics = Metrics()
     behind = RankState(1, 8, 28, 2)
     assert "ramify_rank" not in metrics.render().decode()
-    metrics.watch_ranks(lambda: [RankState(0, 7, 30, 0, "running", 1 << 20, 2.5), behind])
+    metrics.ranks = lambda: [RankState(0, 7, 30, 0, "running", 1 << 20, 2.5), behind]
     lines = metrics.render().decode().splitlines()
     for line in (
         'ramify_rank_steps_total{rank="1"} 28.0',
