@@ -167,9 +167,7 @@ class GatewayProgram:
         match message:
             case ToSessions(batch):
                 self._batches += 1  # its credit goes back when the sessions have taken it
-                put = self._router.fan_out.put
-                for session, inner in batch:
-                    put(session, inner)
+                self._router.fan_out.put(batch)
                 self._router.fan_out.start()
                 return
             case Forwarded(bodies):

@@ -229,6 +229,6 @@ class CacheActor:
             case m.Reopen(session):
                 cache.drop_sessions(m.DropSessions([session]), keep=False)
             case m.Inspect():
-                self._sessions.put(message.session, cache.inspect(message))
+                self._sessions.put([(message.session, cache.inspect(message))])
             case SeekBlocks():
-                self._sessions.put(message.session, cache.lacking(message))
+                self._sessions.put([(message.session, cache.lacking(message))])

@@ -9,7 +9,7 @@ A session that leaves a replica which lives keeps its handles there until its KV
 Meanwhile what it says is held, but for what made its branches. A held request can be cancelled here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -297,10 +297,9 @@ class Bindings:
 
     # --- what replicas say -----------------------------------------------------------------------
 
-    def hears(self, session: int, replica: int) -> bool:
-        """Whether a session is to be told what a replica says: it may have left meanwhile."""
-        entry = self._sessions.get(session)
-        return entry is not None and entry.replica == replica
+    def here(self, replica: int) -> Container[int]:
+        """The sessions of a replica, which are to be told what it says."""
+        return self._at.get(replica, ())
 
     def finished(self, session: int, finished: list[Finished]) -> None:
         """Requests of a session that hears of it have ended."""

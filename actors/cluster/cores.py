@@ -96,24 +96,27 @@ class Cores:
                 self._heard(member, events)
 
     def _told(self, member: ReplicaMember, messages: list[tuple[int, FromCore]]) -> None:
-        spread, hears, number = self.spread, self.bindings.hears, member.number
+        spread, bindings, number = self.spread, self.bindings, member.number
         if spread is None:
             return
-        prefills = self.routing.prefills(number)
-        for session, message in messages:
+        here, prefills = bindings.here(number), self.routing.prefills(number)
+        heard: list[tuple[int, FromCore]] = []
+        going: list[int] = []
+        for each in messages:
+            session, message = each
             if isinstance(message, MoveAnswer):
-                self.bindings.moves.hears(session, number, message)
-            elif hears(session, number):
-                if isinstance(message, Tokens) and message.finished:
-                    self.bindings.finished(session, message.finished)
-                spread.put(session, message)
-                if (
-                    prefills
-                    and isinstance(message, Tokens)
-                    and self.bindings.goes_on(session, number, message)
-                ):
-                    self.move([session])
+                bindings.moves.hears(session, number, message)
+            elif session in here:  # it may have left meanwhile
+                heard.append(each)
+                if isinstance(message, Tokens):
+                    if message.finished:
+                        bindings.finished(session, message.finished)
+                    if prefills and bindings.goes_on(session, number, message):
+                        going.append(session)
+        spread.put(heard)
         spread.start()
+        if going:
+            self.move(going)
 
     def _heard(self, member: ReplicaMember, events: list[KvEvents]) -> None:
         """Its cache has changed. If some of that is missing, it is asked for all."""
@@ -164,10 +167,10 @@ class Cores:
         now = self._clock.now()
         for session in sessions:
             if session in ran and self._deadly(session, now):
-                spread.put(session, Lost(f"{DEATHS} replicas died with it"))
+                spread.put([(session, Lost(f"{DEATHS} replicas died with it"))])
                 continue
             self.moves += 1
-            spread.put(session, ChangeCore(quietly))
+            spread.put([(session, ChangeCore(quietly))])
         spread.start()
 
     def _deadly(self, session: int, now: float) -> bool:
@@ -215,7 +218,7 @@ class Cores:
 
     def _answer(self, session: int, message: FromCore) -> None:
         if self.spread is not None:
-            self.spread.put(session, message)
+            self.spread.put([(session, message)])
             self.spread.start()
 
 

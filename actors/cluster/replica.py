@@ -13,9 +13,9 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -35,7 +35,7 @@ from ramify.actors.cluster.shift import Shift, machine
 from ramify.actors.core import CoreActors
 from ramify.actors.executor.spec import ModelSpec
 from ramify.actors.front.core_messages import MAX_FRAME, FromCore, News, ToCore
-from ramify.actors.front.gateway_messages import worker_of
+from ramify.actors.front.gateway_messages import by_worker
 from ramify.actors.front.interface import Core, unguarded
 from ramify.actors.front.remote_sessions import RemoteSessions
 from ramify.actors.kit.clock import Clock, MonotonicClock, watch_loop
@@ -61,7 +61,6 @@ from ramify.actors.processes.supervisor import BackOff
 from ramify.protocol.cluster import KvEvents, ListenKv, UnlistenKv
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.messages import SessionMessage
 
 REPORT_SECONDS = 0.1  # of load: what routers see may be so old; a step's tokens take it along
 LOOK_SECONDS = 0.12  # between looks at whether to report without them
@@ -107,6 +106,7 @@ class Replica:
         self._fault: str | None = None
         self._engine: _Front | None = None
         self._fronts: dict[int, _Front] = {}  # by number: those whose sessions may be here
+        self._told: list[_Front] = []  # since the last `start`
         self._looked = 0.0  # when it was last looked at what there is to report
 
     async def serve(self, group: TaskGroup, open_link: OpenLink) -> bool:
@@ -234,14 +234,16 @@ class Replica:
 
     # --- Spread ----------------------------------------------------------------------------------
 
-    def put(self, key: int, message: SessionMessage) -> None:
-        front = self._fronts.get(worker_of(key))
-        if front is not None:
-            front.put(key, cast(FromCore, message))
+    def put(self, messages: Iterable[tuple[int, Any]], /) -> None:
+        for worker, told in by_worker(messages).items():
+            front = self._fronts.get(worker)
+            if front is not None:
+                front.put(told)
+                self._told.append(front)
 
     def start(self) -> None:
-        for front in self._fronts.values():
-            front.flush()
+        while self._told:
+            self._told.pop().flush()
         if self._clock.now() >= self._looked + REPORT_SECONDS:
             self._report()
 
@@ -292,8 +294,9 @@ class _Front(RemoteSessions):
         if not self.there or self.dismissed:
             ended()
 
-    def put(self, session: int, message: FromCore) -> None:
-        super().put(session, self._shift.outward(message))
+    def put(self, messages: list[tuple[int, FromCore]]) -> None:
+        shift = self._shift
+        super().put([(s, shift.outward(m)) for s, m in messages] if shift.ahead else messages)
 
     def reported(self, report: Report, now: float) -> None:
         """Tell it the report, unless it has heard the same a moment ago."""

@@ -88,12 +88,10 @@ class KvCopier:
             blocks = [SentBlock(block.slot, block.key, 0) for block in job.blocks]
         else:
             blocks = await anyio.to_thread.run_sync(self._read, job)
-        self._sessions.put(
-            read.session,
-            BlocksRead(
-                read.session, read.branch, blocks, info.kv_stamp, info.host_memory, info.host_blocks
-            ),
+        answer = BlocksRead(
+            read.session, read.branch, blocks, info.kv_stamp, info.host_memory, info.host_blocks
         )
+        self._sessions.put([(read.session, answer)])
         self._sessions.start()
 
     # --- in a thread -----------------------------------------------------------------------------

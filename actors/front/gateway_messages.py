@@ -21,8 +21,9 @@ another process than its session's needs it.
 This file does not know sockets or processes.
 """
 
+from collections.abc import Iterable
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 from ramify.actors.front.core_messages import ToCore, ToSessions
@@ -44,6 +45,8 @@ from ramify.protocol.messages import (
 )
 from ramify.protocol.pictures import PictureSettings
 from ramify.protocol.wire import ServerInfo
+
+T = TypeVar("T")
 
 MAX_WORKERS = 64  # most gateway processes
 
@@ -191,6 +194,18 @@ PeerMessages = list[PeerMessage]
 def worker_of(number: int) -> int:
     """The gateway worker that a socket or a session lives in."""
     return number % MAX_WORKERS
+
+
+def by_worker(messages: Iterable[tuple[int, T]]) -> dict[int, list[tuple[int, T]]]:
+    """Messages for sessions, by the worker that each session lives in."""
+    found: dict[int, list[tuple[int, T]]] = {}
+    for each in messages:
+        worker = each[0] % MAX_WORKERS
+        if worker in found:
+            found[worker].append(each)
+        else:
+            found[worker] = [each]
+    return found
 
 
 def count_of(session: int) -> int:

@@ -21,7 +21,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
-from ramify.actors.front.gateway_messages import PeerMessage, PeerMessages, ToSession, home, worker_of
+from ramify.actors.front.gateway_messages import (
+    MAX_WORKERS,
+    PeerMessage,
+    PeerMessages,
+    ToSession,
+    home,
+    worker_of,
+)
 from ramify.actors.front.interface import OPENS, Mailboxes
 from ramify.actors.gateway.port.intake import refuse
 from ramify.actors.kit.fanout import FanOut, Router
@@ -138,7 +145,7 @@ class PeerRouter(Mailboxes):
         for socket, session in list(self._remote_sockets.items()):
             if worker_of(socket) in lost:
                 del self._remote_sockets[socket]
-                self.fan_out.put(session, Detached(socket))
+                self.fan_out.put([(session, Detached(socket))])
         self.fan_out.start()
 
     # --- to a peer --------------------------------------------------------------------------
@@ -161,7 +168,7 @@ class PeerRouter(Mailboxes):
         return True
 
     def _to_gateway(self, message: GatewayMessage) -> None:
-        worker = worker_of(message.socket)
+        worker = message.socket % MAX_WORKERS  # `worker_of`, for each token
         if worker == self.worker:
             self.here.tell(message)
         elif worker in self._peers:
@@ -171,7 +178,7 @@ class PeerRouter(Mailboxes):
             elif isinstance(message, OpenRefused):  # a session may refuse what was `Opened`
                 self._remote_sockets.pop(message.socket, None)
         elif isinstance(message, Opened):  # it went while its `open` was under way
-            self.fan_out.put(message.session, Detached(message.socket))
+            self.fan_out.put([(message.session, Detached(message.socket))])
             self.fan_out.start()
 
     def _to_directory(self, message: DirectoryMessage) -> None:
@@ -202,7 +209,7 @@ class PeerRouter(Mailboxes):
             self._loop.call_soon(self._flush, worker)
         elif waiting[-1].size >= FRAME_BYTES:
             waiting.append(self._batch())
-        waiting[-1].add(message)
+        waiting[-1].add([message])
 
     def _batch(self) -> EncodedBatch:
         return EncodedBatch(self._encoder, LARGEST // 2)  # half: a turn's are one message of the core's
@@ -232,7 +239,7 @@ class PeerRouter(Mailboxes):
         if not isinstance(message, Frame):
             if isinstance(message, Detached):
                 self._remote_sockets.pop(message.socket, None)
-            self.fan_out.put(session, message)  # must arrive, if need be later
+            self.fan_out.put([(session, message)])  # must arrive, if need be later
             return
         try:
             self.sessions.tell(session, message)
@@ -257,8 +264,6 @@ class _SessionRouter(Router[SessionMessage]):
             return super().tell(key, message)
         return self._router.to_session(key, message)
 
-    def tell_all(self, key: int, messages: list[SessionMessage]) -> None:
-        if worker_of(key) == self._router.worker:
-            super().tell_all(key, messages)
-        else:
+    def tell_none(self, key: int, messages: list[SessionMessage]) -> None:
+        if worker_of(key) != self._router.worker:
             tell_each(partial(self._router.to_session, key), messages)

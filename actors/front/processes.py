@@ -15,14 +15,15 @@ import asyncio
 import os
 import secrets
 import socket
+from collections.abc import Iterable
 from functools import partial
-from typing import cast
+from typing import Any
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
-from ramify.actors.front.core_messages import Forward, FromCore, Said, ToCore
+from ramify.actors.front.core_messages import Forward, Said, ToCore
 from ramify.actors.front.gateway_messages import (
     Accept,
     Announced,
@@ -38,7 +39,7 @@ from ramify.actors.front.gateway_messages import (
     Serving,
     StartGateway,
     ToEngine,
-    worker_of,
+    by_worker,
 )
 from ramify.actors.front.interface import Core, Guard
 from ramify.actors.front.worker import GatewayProcess, Worker
@@ -185,10 +186,11 @@ class ProcessFront:
 
     # --- Spread ----------------------------------------------------------------------------------
 
-    def put(self, key: int, message: SessionMessage) -> None:
-        process = self._up.get(worker_of(key))
-        if process is not None:
-            process.put(key, cast(FromCore, message))  # all that the core tells them
+    def put(self, messages: Iterable[tuple[int, Any]], /) -> None:
+        for worker, told in by_worker(messages).items():
+            process = self._up.get(worker)
+            if process is not None:
+                process.put(told)
 
     def start(self) -> None:
         for process in self._up.values():

@@ -54,17 +54,22 @@ class RemoteSessions(Peer):
 
     # --- what they are told ----------------------------------------------------------------------
 
-    def put(self, session: int, message: FromCore) -> None:
-        """Add what a session is told to the next frame; `flush` sends it.
+    def put(self, messages: list[tuple[int, FromCore]]) -> None:
+        """Add what sessions are told to the next frame; `flush` sends it.
 
         What cannot be encoded ends its session, and nobody else notices.
         """
         try:
             try:
-                self._told.put((session, message))
+                self._told.put(messages)
             except CannotEncode as error:
+                if len(messages) > 1:
+                    for each in messages:
+                        self.put([each])
+                    return
+                session = messages[0][0]
                 log.exception("a session's message is lost", session=session)
-                self._told.put((session, Lost(str(error))))
+                self._told.put([(session, Lost(str(error)))])
         except MailboxFull as error:
             self.hung(str(error))
 

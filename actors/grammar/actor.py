@@ -120,7 +120,7 @@ class GrammarActor:
         except Exception:
             log.exception("a constraint was not compiled")
             answer = NotCompiled(message.request, "internal", "the constraint could not be compiled")
-        self._sessions.put(session_of(message.request), answer)
+        self._sessions.put([(session_of(message.request), answer)])
         self._sessions.start()
 
     async def _compiled(self, message: Compile) -> Compiled | NotCompiled:

@@ -10,7 +10,7 @@ This file does not know what is told.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from ramify.actors.kit.mailbox import Addressee, MailboxClosed, MailboxFull
@@ -63,18 +63,20 @@ class Router(Generic[T]):
         return True
 
     def tell_all(self, key: int, messages: list[T]) -> None:
-        """Tell the addressee each message and take it off the list. Without an addressee they are
-        dropped.
-
-        Raises MailboxFull: the messages without room are still in the list.
+        """Tell the addressee each message and take it off the list. Raises MailboxFull: the messages
+        without room are still in the list.
         """
         address = self._addresses.get(key)
         if address is None:
+            self.tell_none(key, messages)
             return
         try:
             address.tell_all(messages)
         except MailboxClosed:
             return
+
+    def tell_none(self, key: int, messages: list[T]) -> None:
+        """There is no such addressee: the messages are dropped."""
 
     def leave(self, key: int, message: T) -> bool:
         """As `tell`, without waking the addressee: see `Addressee.leave`."""
@@ -89,10 +91,10 @@ class Router(Generic[T]):
 
 
 class Spread(Protocol[T_contra]):
-    """Tells many addressees, in this process or others: `put` for each, then `start` for all."""
+    """Tells many addressees, in this process or others: `put`, then `start` for all."""
 
-    def put(self, key: int, message: T_contra) -> None:
-        """Queue a message for the addressee `key`."""
+    def put(self, messages: Iterable[tuple[int, T_contra]], /) -> None:
+        """Queue messages, each for the addressee of its number."""
 
     def start(self) -> None:
         """Send what was put, without blocking the event loop."""
@@ -125,14 +127,15 @@ class FanOut(Generic[T]):
         """Addressees that wait for their turn."""
         return len(self._order)
 
-    def put(self, key: int, message: T) -> None:
-        """Queue a message; `start` sends. One whose addressee is gone by then is dropped."""
-        waiting = self._waiting.get(key)
-        if waiting is None:
-            self._waiting[key] = [message]
-            self._order.append(key)
-        else:
-            waiting.append(message)
+    def put(self, messages: Iterable[tuple[int, T]], /) -> None:
+        """Queue messages; `start` sends. One whose addressee is gone by then is dropped."""
+        waiting, order = self._waiting, self._order
+        for key, message in messages:
+            if key in waiting:
+                waiting[key].append(message)
+            else:
+                waiting[key] = [message]
+                order.append(key)
 
     def start(self) -> None:
         """Send to the first few now, unless some were sent in this turn, the rest in later turns."""

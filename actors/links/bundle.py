@@ -13,7 +13,6 @@ It does not know what the messages mean, nor how many addressees they have.
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -47,11 +46,12 @@ class EncodedBatch:
         self.count = 0
         self.size = 0
 
-    def add(self, message: Any) -> None:
-        """Encode `message`. Raises CannotEncode, and then the batch is as it was."""
-        body = self._body
+    def add(self, messages: list[Any]) -> None:
+        """Encode `messages`. Raises CannotEncode, and then the batch is as it was."""
+        body, encode_into, message = self._body, self._encode_into, None
         try:
-            self._encode_into(message, body, -1)
+            for message in messages:
+                encode_into(message, body, -1)
         except Exception as error:  # which types and values it does not know is the codec's to say
             del body[self.size :]
             raise CannotEncode(f"a {type(message).__name__} cannot be encoded: {error}") from error
@@ -61,7 +61,7 @@ class EncodedBatch:
             del body[self.size :]
             raise CannotEncode(f"a {type(message).__name__} of {added} bytes: at most {self._largest}")
         self.size = size
-        self.count += 1
+        self.count += len(messages)
 
     def array(self) -> msgspec.Raw:
         """The messages as one array, to be put where a list of them stands."""
@@ -103,23 +103,24 @@ class Bundle(Generic[T]):
         """Messages that have not left."""
         return self._count
 
-    def put(self, item: T) -> None:
-        """Add a message; the caller is going to `flush`.
+    def put(self, items: list[T]) -> None:
+        """Add messages; the caller is going to `flush`. If it raises, nothing was added.
 
-        Raises MailboxFull if `most` messages wait: the peer has stopped reading. Raises CannotEncode.
+        Raises MailboxFull if more than `most` messages would wait: the peer has stopped reading. Raises
+        CannotEncode.
         """
-        if self._count >= self._most:
+        if self._count + len(items) > self._most:
             raise MailboxFull(f"{self._count} messages wait and the peer grants no credits")
         batch = self._batch
-        batch.add(item)
-        self._count += 1
+        batch.add(items)
+        self._count += len(items)
         if batch.size >= FRAME_BYTES:
             self._full.append(batch)
             self._batch = EncodedBatch(self._encoder)
 
     def tell(self, item: T, /) -> None:
         """Add a message that leaves with this turn of the loop. Raises as `put`."""
-        self.put(item)
+        self.put([item])
         if self._due is None:
             self._due = self._loop.call_soon(self._run)
 
@@ -135,8 +136,10 @@ class Bundle(Generic[T]):
             else:
                 batch, self._batch = self._batch, EncodedBatch(self._encoder)
             self._count -= batch.count
-            with contextlib.suppress(MailboxClosed):  # whoever owns the link hears of its end
+            try:
                 self._link.tell(self._wrap(batch.array()))
+            except MailboxClosed:  # whoever owns the link hears of its end
+                self.close()
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
 

@@ -57,8 +57,8 @@ class LinkCore(Generic[Out, In]):
         self._queue_size = queue
         self._max_frame = max_frame
         self._queue: deque[bytes] = deque()  # encoded, waiting for credits
-        self._ready: list[bytes] = [_WORD.pack(_GRANT | window)]  # to be written; the grant opens
-        self._credits = 0  # messages that this side may send
+        self.ready: list[bytes] = [_WORD.pack(_GRANT | window)]  # to be written; the grant opens
+        self.credits = 0  # messages that may be sent before the peer grants more
         self._open = window  # messages that the peer may still send
         self._used = 0  # messages consumed here, not yet granted again
         self._partial = bytearray()
@@ -67,17 +67,12 @@ class LinkCore(Generic[Out, In]):
     @property
     def full(self) -> bool:
         """No credits, and the outgoing queue is at its bound."""
-        return not self._credits and len(self._queue) >= self._queue_size
+        return not self.credits and len(self._queue) >= self._queue_size
 
     @property
     def waiting(self) -> int:
         """Messages in the outgoing queue."""
         return len(self._queue)
-
-    @property
-    def credits(self) -> int:
-        """Messages that may be sent before the peer grants more."""
-        return self._credits
 
     def send(self, message: Out) -> None:
         """Encode and queue `message`. Raises LinkError if it is too big, or if `full`."""
@@ -85,14 +80,14 @@ class LinkCore(Generic[Out, In]):
         if len(body) > self._max_frame:
             kind = type(message).__name__
             raise LinkError(f"a {kind} of {len(body)} bytes: a frame holds at most {self._max_frame}")
-        if self.full:
-            raise LinkError(f"{len(self._queue)} messages wait and the peer grants no credits")
         frame = _WORD.pack(len(body)) + body
-        if self._credits:
-            self._credits -= 1
-            self._ready.append(frame)
-        else:
+        if self.credits:
+            self.credits -= 1
+            self.ready.append(frame)
+        elif len(self._queue) < self._queue_size:
             self._queue.append(frame)
+        else:
+            raise LinkError(f"{len(self._queue)} messages wait and the peer grants no credits")
 
     def consumed(self, count: int = 1) -> None:
         """The owner is done with `count` received messages: the peer may send as many again.
@@ -101,16 +96,16 @@ class LinkCore(Generic[Out, In]):
         """
         self._used += count
         if self._used * 2 >= self._window:
-            self._ready.append(_WORD.pack(_GRANT | self._used))
+            self.ready.append(_WORD.pack(_GRANT | self._used))
             self._open += self._used
             self._used = 0
 
     def take(self) -> bytes:
         """Everything that may be written now; b"" if nothing."""
-        if not self._ready:
+        if not self.ready:
             return b""
-        data = self._ready[0] if len(self._ready) == 1 else b"".join(self._ready)
-        self._ready.clear()
+        data = self.ready[0] if len(self.ready) == 1 else b"".join(self.ready)
+        self.ready.clear()
         return data
 
     def feed(self, data: bytes) -> list[In]:
@@ -150,10 +145,10 @@ class LinkCore(Generic[Out, In]):
             raise LinkError(f"the peer left in mid-frame, after {len(self._partial)} bytes of it")
 
     def _granted(self, credits: int) -> None:
-        self._credits += credits
-        while self._credits and self._queue:
-            self._credits -= 1
-            self._ready.append(self._queue.popleft())
+        self.credits += credits
+        while self.credits and self._queue:
+            self.credits -= 1
+            self.ready.append(self._queue.popleft())
 
     def _decode(self, body: bytes) -> In:
         if not self._open:

@@ -61,7 +61,8 @@ class Link(asyncio.Protocol, Generic[Out, In]):
     def consumed(self, count: int = 1) -> None:
         """`count` received messages are dealt with: grant the peer as many credits again."""
         self._core.consumed(count)
-        self._write()
+        if self._core.ready:
+            self._write()
 
     @property
     def credits(self) -> int:
@@ -106,7 +107,8 @@ class Link(asyncio.Protocol, Generic[Out, In]):
             self._error = error
             self.abort()
             return
-        self._write()
+        if self._core.ready:
+            self._write()
         for message in messages:
             self._on_message(message)
 
@@ -128,10 +130,9 @@ class Link(asyncio.Protocol, Generic[Out, In]):
         self._write()
 
     def _write(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            data = self._core.take()
-            if data:
-                self._transport.write(data)
+        transport = self._transport
+        if self._core.ready and transport is not None and not transport.is_closing():
+            transport.write(self._core.take())
 
 
 def link_over(

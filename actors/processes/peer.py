@@ -60,8 +60,9 @@ class Peer:
 
     def consumed(self, count: int = 1) -> None:
         """So many messages of it have been dealt with."""
-        if self.there and self._link is not None:
-            self._link.consumed(count)
+        link = self._link
+        if link is not None and not link.closed:
+            link.consumed(count)
 
     def hung(self, why: str) -> None:
         """It takes nothing, or says nothing: end it. The first reason counts."""

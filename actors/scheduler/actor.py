@@ -164,13 +164,15 @@ class SchedulerActor:
             self._alarm_scope.cancel()
 
     def _deliver(self) -> None:
-        for session, tokens in self._core.deliver():
-            self._sessions.put(session, tokens)
+        told = self._core.deliver()
+        self._sessions.put(told)
+        for _, tokens in told:
             for finished in tokens.finished:
                 self._metrics.finished(finished)
         exchange = self._core.exchange
         while exchange.answers:
-            self._sessions.put(exchange.answers[0].session, exchange.answers.pop(0))
+            answer = exchange.answers.pop(0)
+            self._sessions.put([(answer.session, answer)])
         while exchange.copies:
             self._copy(exchange.copies.pop(0))
         self._sessions.start()

@@ -155,7 +155,9 @@ class SessionActor:
             self._taking = False
             if working is not None:
                 working.off()
-            if not sent or core.unfinished or core.ended is not None or self._to_change:
+            # tokens alone begin and end no op, and leave nothing undone but what is to be saved
+            ops = isinstance(message, Frame) or message.finished or core.recorder is not None
+            if not sent or (ops and (core.unfinished or core.ended is not None or self._to_change)):
                 self._tell(Tick())  # `run` goes on
             elif work.left < work.most:
                 self._turns.renew(work)
@@ -373,7 +375,8 @@ class SessionActor:
                 _tell_all(self._gateway, out.notes, lambda note: Deliver(note[0], [note[1]]))
             if out.closes:
                 _tell_all(self._gateway, out.closes, lambda close: CloseSocket(*close))
-            return self._send_on(out)
+            others = out.cache or out.grammar or out.scheduler or out.encode or out.wake_at is not None
+            return self._send_on(out) if others else True
         except MailboxFull:
             return False
 
@@ -388,12 +391,9 @@ class SessionActor:
 
     def _send_on(self, out: Outbox) -> bool:
         """Send what is for the other actors. Raises MailboxFull."""
-        if out.cache:
-            _tell_all(self._cache, out.cache)
-        if out.grammar:
-            _tell_all(self._grammar, out.grammar)
-        if out.scheduler:
-            _tell_all(self._scheduler, out.scheduler)
+        _tell_all(self._cache, out.cache)
+        _tell_all(self._grammar, out.grammar)
+        _tell_all(self._scheduler, out.scheduler)
         for job in out.encode:
             self._encode(job)
         out.encode.clear()

@@ -156,12 +156,12 @@ class Publisher:
     def flush(self, branches: Iterable[SessionBranch]) -> None:
         """Send what the branches have released to each socket that may have it now."""
         for subscriber in self.subscribers.values():
-            self.stream(subscriber, branches)
+            if (later := subscriber.stream(branches, self.now)) is not None:
+                self._state.out.wake(later)
 
     def stream(self, subscriber: Subscriber, branches: Iterable[SessionBranch]) -> None:
         """Send what the branches have released to one socket, now or at its next tick."""
-        later = subscriber.stream(branches, self.now)
-        if later is not None:
+        if (later := subscriber.stream(branches, self.now)) is not None:
             self._state.out.wake(later)
 
     def tick(self) -> None:

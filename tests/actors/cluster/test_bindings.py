@@ -188,7 +188,7 @@ def test_those_in_which_something_ran_are_known() -> None:
     for session in (1, 2):
         begin(wires, session)
     ended = m.Finished(handle(1, 2), "stop", 1, 2, 0, 2, 0.0, 0.0, 0.0, 0.0)
-    assert wires.bindings.hears(1, 0)
+    assert 1 in wires.bindings.here(0)
     wires.bindings.finished(1, [ended])
     assert wires.bindings.busy(0) == {2}
     assert wires.bindings.busy(1) == set()
@@ -207,8 +207,8 @@ def test_a_lost_session_is_heard_from_its_reopen_on() -> None:
     assert wires.told.keys() == {0}
     tell(m.Reopen(1))
     assert wires.told[1] == begin(wires, 1)
-    assert not wires.bindings.hears(1, 0)
-    assert wires.bindings.hears(1, 1)
+    assert 1 not in wires.bindings.here(0)
+    assert 1 in wires.bindings.here(1)
 
 
 def test_a_session_of_a_busy_replica_is_placed_anew_when_nothing_runs() -> None:
@@ -219,7 +219,7 @@ def test_a_session_of_a_busy_replica_is_placed_anew_when_nothing_runs() -> None:
     wires.placing.hots.add(0)
     wires.bindings.tell(submit(1, 3))  # the first one still runs
     ended = [m.Finished(handle(1, n), "stop", 1, 2, 0, 2, 0.0, 0.0, 0.0, 0.0) for n in (2, 3)]
-    assert wires.bindings.hears(1, 0)
+    assert 1 in wires.bindings.here(0)
     wires.bindings.finished(1, ended)
     assert wires.answers == []
     wires.bindings.tell(submit(1, 4))
@@ -237,7 +237,7 @@ def test_sessions_with_something_running_move_first() -> None:
         begin(wires, session)
     for session in (1, 2):
         ended = m.Finished(handle(session, 2), "stop", 1, 2, 0, 2, 0.0, 0.0, 0.0, 0.0)
-        assert wires.bindings.hears(session, 0)
+        assert session in wires.bindings.here(0)
         wires.bindings.finished(session, [ended])
     assert wires.bindings.at(0) == [3, 1, 2]
 

@@ -1,5 +1,6 @@
 """What a cluster does beside starting processes, which `e2e/test_replicas.py` tests."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,8 @@ class Told:
     def __init__(self) -> None:
         self.messages: list[tuple[int, Any]] = []
 
-    def put(self, key: int, message: Any) -> None:
-        self.messages.append((key, message))
+    def put(self, messages: Iterable[tuple[int, Any]], /) -> None:
+        self.messages += messages
 
     def start(self) -> None:
         pass

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -192,9 +193,10 @@ class Gateway:
             await self.host.listen(self._door.dup())
             await self.host.run(self, task_status=task_status)
 
-    def put(self, key: int, message: Any) -> None:
-        assert key == self.session
-        self.told.append(message)
+    def put(self, messages: Iterable[tuple[int, Any]], /) -> None:
+        for key, message in messages:
+            assert key == self.session
+            self.told.append(message)
 
     def start(self) -> None:
         pass

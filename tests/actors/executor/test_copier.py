@@ -1,7 +1,7 @@
 """Blocks between the host memories of two replicas: by reference and by bytes, checked in both ways."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,8 @@ class Side:
         self.metrics = Metrics()
         self.copier = KvCopier(lambda: self.info, self, self, self.metrics)
 
-    def put(self, key: int, message: Any) -> None:
-        self.said.append(message)
+    def put(self, messages: Iterable[tuple[int, Any]], /) -> None:
+        self.said += [message for _, message in messages]
 
     def tell(self, message: Any, /) -> None:
         self.said.append(message)

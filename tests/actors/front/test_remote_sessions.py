@@ -142,9 +142,7 @@ async def test_before_there_is_a_core_nothing_is_left() -> None:
 async def test_a_session_whose_message_cannot_be_encoded_ends_alone() -> None:
     rig = Rig()
     good = m.Tokens([m.Progress(1, b"1234")], [])
-    rig.sessions.put(64, good)
-    rig.sessions.put(65, m.Inspected(1, [2**70]))
-    rig.sessions.put(66, good)
+    rig.sessions.put([(64, good), (65, m.Inspected(1, [2**70])), (66, good)])
     rig.sessions.flush()
     assert [session for session, _ in rig.link.told] == [64, 65, 66]
     assert [told for _, told in rig.link.told[::2]] == [good, good]

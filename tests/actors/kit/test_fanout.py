@@ -18,7 +18,7 @@ class Post:
 
     def send(self, *keys: int, text: str = "x") -> None:
         for key in keys:
-            self.fan_out.put(key, text)
+            self.fan_out.put([(key, text)])
         self.fan_out.start()
 
     @property
@@ -79,8 +79,8 @@ async def test_one_that_is_gone_is_skipped():
 async def test_a_full_mailbox_gets_the_rest_later():
     post = Post(2, width=2, capacity=2)
     for text in ("a", "b", "c"):
-        post.fan_out.put(0, text)
-    post.fan_out.put(1, "d")
+        post.fan_out.put([(0, text)])
+    post.fan_out.put([(1, "d")])
     post.fan_out.start()
     assert post.held == [2, 1]
     assert post.boxes[0].drain_nowait() == ["a", "b"]

@@ -12,8 +12,7 @@ ENCODER = msgspec.msgpack.Encoder()
 def test_it_is_the_array_of_its_messages(count: int) -> None:
     batch = EncodedBatch(ENCODER)
     messages = [[i, "x"] for i in range(count)]
-    for message in messages:
-        batch.add(message)
+    batch.add(messages)
     assert batch.count == count
     assert ENCODER.encode({"all": batch.array()}) == ENCODER.encode({"all": messages})
 
@@ -23,12 +22,12 @@ def test_it_is_the_array_of_its_messages(count: int) -> None:
 )
 def test_what_cannot_be_encoded_fails_alone(bad: object) -> None:
     batch = EncodedBatch(ENCODER)
-    batch.add("before")
+    batch.add(["before"])
     size = batch.size
     with pytest.raises(CannotEncode, match=f"a {type(bad).__name__} cannot be encoded"):
-        batch.add(bad)
+        batch.add(["with it", bad])
     assert (batch.count, batch.size) == (1, size)
-    batch.add("after")
+    batch.add(["after"])
     assert msgspec.msgpack.decode(bytes(batch.array())) == ["before", "after"]
 
 
@@ -38,14 +37,14 @@ def test_nesting_without_end_is_such_a_message() -> None:
         deep = [deep]
     batch = EncodedBatch(ENCODER)
     with pytest.raises(CannotEncode):
-        batch.add(deep)
+        batch.add([deep])
     assert (batch.count, batch.size) == (0, 0)
 
 
 def test_one_message_has_a_largest_size() -> None:
     batch = EncodedBatch(ENCODER, largest=100)
-    batch.add(b"x" * 90)
+    batch.add([b"x" * 90])
     with pytest.raises(CannotEncode, match="at most 100"):
-        batch.add(b"x" * 110)
-    batch.add(b"y" * 90)
+        batch.add([b"x" * 110])
+    batch.add([b"y" * 90])
     assert msgspec.msgpack.decode(bytes(batch.array())) == [b"x" * 90, b"y" * 90]

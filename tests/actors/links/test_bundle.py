@@ -56,7 +56,7 @@ async def test_a_turn_is_one_frame_in_order() -> None:
 async def test_flush_sends_now_and_once() -> None:
     link = StubLink()
     bundle: Bundle[str] = Bundle(link, frame, ENCODER)
-    bundle.put("a")
+    bundle.put(["a"])
     bundle.tell("b")
     bundle.flush()
     bundle.flush()
@@ -68,7 +68,7 @@ async def test_without_credits_messages_wait_and_merge() -> None:
     link = StubLink(credits=1)
     bundle: Bundle[str] = Bundle(link, frame, ENCODER)
     for text in "abc":
-        bundle.put(text)
+        bundle.put([text])
         bundle.flush()
     assert link.frames == [["a"]]
     assert len(bundle) == 2
@@ -79,11 +79,13 @@ async def test_without_credits_messages_wait_and_merge() -> None:
 
 async def test_a_peer_that_takes_nothing_is_noticed() -> None:
     bundle: Bundle[str] = Bundle(StubLink(credits=0), frame, ENCODER, most=2)
-    bundle.put("a")
+    bundle.put(["a"])
     bundle.tell("b")
     with pytest.raises(MailboxFull):
-        bundle.put("c")
+        bundle.put(["c"])
     bundle.close()
+    with pytest.raises(MailboxFull):
+        bundle.put(["d", "e", "f"])  # all, or none
     assert len(bundle) == 0
 
 
@@ -91,7 +93,7 @@ async def test_the_end_of_the_link_is_somebody_elses_business() -> None:
     link = StubLink()
     link.closed = True
     bundle: Bundle[str] = Bundle(link, frame, ENCODER)
-    bundle.put("a")
+    bundle.put(["a"])
     bundle.flush()
     assert len(bundle) == 0
 
@@ -99,9 +101,9 @@ async def test_the_end_of_the_link_is_somebody_elses_business() -> None:
 async def test_sent_returns_when_nothing_waits() -> None:
     link = StubLink(credits=1)
     bundle: Bundle[str] = Bundle(link, frame, ENCODER)
-    bundle.put("a")
+    bundle.put(["a"])
     await bundle.sent()  # at once
-    bundle.put("b")
+    bundle.put(["b"])
     waiting = asyncio.create_task(bundle.sent())
     await asyncio.sleep(2 * RETRY_SECONDS)
     assert not waiting.done()
@@ -131,7 +133,7 @@ async def test_what_waits_long_leaves_in_several_frames(monkeypatch: pytest.Monk
     bundle: Bundle[str] = Bundle(link, frame, ENCODER)
     told = [str(i) * 4 for i in range(5)]
     for text in told:
-        bundle.put(text)
+        bundle.put([text])
     link.credits = 2
     bundle.flush()
     assert link.frames == [told[:2], told[2:4]]

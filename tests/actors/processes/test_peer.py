@@ -46,12 +46,12 @@ async def test_what_was_put_before_goes_first(link: Link) -> None:
     peer.consumed()
     peer.attach(link)  # type: ignore[arg-type]
     bundle = peer.bundle(lambda messages: ("many", bytes(messages)))
-    bundle.put(1)
+    bundle.put([1])
     peer.tell("one")
     assert link.told == [("many", b"\x91\x01"), "one"]
     peer.consumed(2)
     assert (peer.there, link.granted) == (True, 2)
-    bundle.put(2)
+    bundle.put([2])
     peer.close()
     assert (peer.there, len(bundle), link.closed, link.aborted) == (False, 0, True, False)
 
