@@ -1,4 +1,4 @@
-"""What each URL answers. A function of the request, the status and the time; no I/O.
+"""What each URL answers. A function of the request, the status and the time, but for /metrics; no I/O.
 
 | route | needs a token, if the server has any |
 |---|---|
@@ -10,6 +10,7 @@
 | /v1/ws | at the upgrade or in `open.token`: see connection.py |
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,39 @@ from ramify.protocol.errors import Overloaded
 WEBSOCKET_PATH = "/v1/ws"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _METHODS = {"/v1/tokens": ("POST",)}  # all others: GET, HEAD
+_SCRAPE_S = 0.1  # from one reading of the numbers to the next: it takes 2 ms, with replicas 14
 _PREFLIGHT_S = 600  # that a browser remembers what a page of another site may ask
+
+
+class SharedReadings:
+    """Reads the numbers of /metrics once for all who wait, and not again for `_SCRAPE_S`.
+
+    Nobody gets numbers older than the request.
+    """
+
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._metrics = metrics
+        self._waiting: list[Callable[[bytes], object]] = []
+        self._resting = False
+
+    def ask(self, done: Callable[[bytes], object]) -> None:
+        """Call `done` with the text, now or later."""
+        self._waiting.append(done)
+        if not self._resting:
+            self._read()
+
+    def _read(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._resting = bool(waiting)
+        if not waiting:
+            return
+        asyncio.get_running_loop().call_later(_SCRAPE_S, self._read)
+
+        def read(text: bytes) -> None:
+            for done in waiting:
+                done(text)
+
+        self._metrics.scrape(read)
 
 
 class Routes:
@@ -45,7 +78,7 @@ class Routes:
         self._tokens = tokens
         self._hosts = hosts
         self._status = status
-        self._metrics = metrics
+        self._readings = SharedReadings(metrics)
         self._static = static
         self._metrics_auth = metrics_auth
         self._model = model
@@ -59,7 +92,7 @@ class Routes:
             if refusal is not None:
                 send(refusal)
             else:
-                self._metrics.scrape(lambda text: send(Response(200, text, METRICS_TYPE)))
+                self._readings.ask(lambda text: send(Response(200, text, METRICS_TYPE)))
             return
         send(self.answer(request, now))
 

@@ -4,11 +4,16 @@ import asyncio
 import json
 import os
 import socket as sockets
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
+import anyio
 import pytest
 
 from ramify.actors.gateway.actor import GatewayActor
 from ramify.actors.gateway.port.http import HEAD_BYTES, RequestParser, Response
+from ramify.actors.gateway.port.routes import SharedReadings
 from ramify.actors.gateway.port.static import StaticFiles
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.mailbox import Mailbox
@@ -25,6 +30,28 @@ async def test_probes_and_readiness(serve) -> None:
         assert json.loads(body) == {"ready": False, "phase": "loading 40%"}
         gateway.status.ready = True
         assert (await gateway.get("/readyz?verbose=1", Host="10.1.2.3:80"))[0] == 200
+
+
+async def test_who_asks_for_metrics_together_shares_one_reading_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ramify.actors.gateway.port.routes._SCRAPE_S", 0.01)
+    readings: list[Any] = []
+    shared = SharedReadings(SimpleNamespace(scrape=readings.append))  # type: ignore[arg-type]
+    got: list[Any] = []
+    for number in range(6):
+        shared.ask(partial(lambda number, text: got.append((number, text)), number))
+    assert len(readings) == 1, "it is read for the first one, who does not wait"
+    with anyio.fail_after(5):
+        while len(readings) < 2:
+            await asyncio.sleep(0.01)
+    readings[1](b"later")  # however the answers come
+    readings[0](b"first")
+    assert got == [*((number, b"later") for number in range(1, 6)), (0, b"first")]
+    await asyncio.sleep(0.05)
+    assert len(readings) == 2, "for nobody nothing is read"
+    shared.ask(got.append)
+    assert len(readings) == 3
 
 
 async def test_metrics_info_and_unknown_paths(serve) -> None:
