@@ -16,7 +16,7 @@ import runpy
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +26,12 @@ import anyio
 if TYPE_CHECKING:
     import pytest
 
+REPLICA = "ramify.actors.cluster.replica"
 MODULES = (
     "ramify.actors.gateway_program",
     "ramify.actors.executor.executor_program",
     "ramify.actors.grammar.compile_program",
-    "ramify.actors.cluster.replica",
+    REPLICA,
 )
 # what they import when they have begun, each at every start otherwise
 LATER = "numpy.ma", "ramify.gpu.executors.fake"
@@ -38,26 +39,15 @@ MOST_BYTES = 1 << 18  # of a request: arguments and the environment
 MOST_FDS = 64
 HIGH = 512  # descriptors wait above it until their places are free
 PR_SET_CHILD_SUBREAPER = 36
+FRESH = "RAMIFY_TEST_FRESH"  # a variable of tests about how a fresh process begins
 
 
 class Source:
-    """The process that others are forked from."""
+    """The process that others are forked from, at the other end of a link."""
 
-    def __init__(self) -> None:
-        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        self.path = os.environ.get("PYTHONPATH")
-        assert self._link.recv(32) == b"ready"
-
-    def close(self) -> None:
-        self._link.close()
-        self._process.wait(60)
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self.path = os.environ.get("PYTHONPATH", "")
 
     def start(
         self, module: str, arguments: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]
@@ -100,24 +90,43 @@ class Forked:
 @contextmanager
 def forked_children(patch: "pytest.MonkeyPatch") -> Iterator[None]:
     """Processes of `MODULES` are forked meanwhile."""
+    link, theirs = _pair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", __file__, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+    try:
+        assert link.recv(32) == b"ready"
+        _fork_from(Source(link), patch.setattr)
+        yield
+    finally:
+        link.close()
+        process.wait(60)
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _fork_from(source: Source, patch: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Have this process fork its children from `source`."""
     from ramify.actors.processes import child_process
 
-    source = Source()
     fresh = child_process.spawn
 
     async def spawn(
         module: str, arguments: Sequence[str], fds: Sequence[int], environment: Mapping[str, str]
     ) -> Any:
-        # another path might have other modules
-        if module not in MODULES or environment.get("PYTHONPATH") != source.path:
+        # a test's own modules may stand before all others
+        known = environment.get("PYTHONPATH", "").endswith(source.path)
+        if module not in MODULES or not known or FRESH in environment:
             return await fresh(module, arguments, fds, environment)
         return source.start(module, arguments, fds, environment)
 
-    patch.setattr(child_process, "spawn", spawn)
-    try:
-        yield
-    finally:
-        source.close()
+    patch(child_process, "spawn", spawn)
 
 
 # --- in the process that is forked from -----------------------------------------------------------
@@ -149,6 +158,8 @@ def _next(control: socket.socket) -> tuple[Any, list[int]]:
 def _be(request: Any, fds: list[int]) -> None:
     """Be as a process that was started fresh."""
     module, arguments, places, environment, folder = request
+    if module == REPLICA:  # it has children, too
+        _fork_from(Source(_twin(fds)))
     os.setsid()
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH) for fd in fds]
     for fd in fds:
@@ -158,10 +169,28 @@ def _be(request: Any, fds: list[int]) -> None:
         os.close(fd)
     with contextlib.suppress(FileNotFoundError):
         os.chdir(folder)
+    before = len(os.environ.get("PYTHONPATH", ""))
     os.environ.clear()
     os.environ.update(environment)
+    path = environment.get("PYTHONPATH", "")
+    sys.path[:0] = filter(None, path[: len(path) - before].split(os.pathsep))
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _twin(fds: list[int]) -> socket.socket:
+    """The link to a fork of this process, from which others are forked as long as the link is held."""
+    link, theirs = _pair()
+    if os.fork():
+        theirs.close()
+        high = socket.socket(fileno=fcntl.fcntl(link, fcntl.F_DUPFD_CLOEXEC, HIGH))
+        link.close()
+        return high
+    link.close()
+    for fd in fds:
+        os.close(fd)
+    _be(*_next(theirs))
+    os._exit(0)
 
 
 def _main() -> None:

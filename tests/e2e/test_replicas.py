@@ -193,7 +193,9 @@ async def test_sessions_leave_a_replica_whose_executor_stands_still(serving: Any
         await peer.next("delta")
         (at,) = [each["replica"] for each in cluster.describe() if each["sessions"]]
         children = Path(f"/proc/{cluster.pids[at]}/task/{cluster.pids[at]}/children").read_text()
-        stopped = [int(pid) for pid in children.split()]
+        # each leads a session of its own, but for the one that they are forked from
+        stopped = [pid for pid in map(int, children.split()) if os.getsid(pid) == pid]
+        assert stopped
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         try:

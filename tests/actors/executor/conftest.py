@@ -85,6 +85,10 @@ def replace(info, name):
 '''
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _children(children_are_forked: None) -> None: ...
+
+
 @pytest.fixture
 def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "stand_ins.py").write_text(MODULE)

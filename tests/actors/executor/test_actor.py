@@ -44,6 +44,7 @@ from ramify.protocol.plan import (
 )
 from ramify.protocol.replicas_config import ReplicasConfig
 from ramify.protocol.sampling import SamplingParams
+from tests.forked_children import FRESH
 
 Placement = Literal["thread", "process"]
 BOTH = pytest.mark.parametrize("placement", ["thread", "process"])
@@ -213,6 +214,7 @@ async def test_progress_is_reported_before_the_start_returns(
         "spec.build = noisy\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)  # for the process
+    monkeypatch.setenv(FRESH, "1")
 
     def noisy(spec: ExecutorSpec, progress: Callable[[str, float], None]) -> Any:
         progress("weights", 0.5)
@@ -361,7 +363,10 @@ async def test_signals_are_the_engines(scripted: FactorySpec, number: signal.Sig
         assert os.getsid(handle.pid) != os.getsid(0)
 
 
-async def test_process_imports_neither_asyncio_nor_torch(stand_ins: None) -> None:
+async def test_process_imports_neither_asyncio_nor_torch(
+    stand_ins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FRESH, "1")
     async with await start_executor(FactorySpec("stand_ins:modules"), "process") as handle:
         assert handle.info.model == ""
 
