@@ -1,4 +1,4 @@
-import{C as _,G as M,W as n,c as N,f as E,g as k,h as S,n as O,t as I}from"./chunk-NFOLQVKL.js";import{g as u}from"./chunk-URF66HNK.js";import"./chunk-OOJM4CTU.js";var A=3,G=[1,2,3,4,5,6,7,8,9].map(e=>` ${e}`),P=40,U=200,D=`Use two of the numbers and + - * / in each step, until 24 is left.
+import{C as _,G as M,W as n,c as N,f as E,g as k,h as S,n as O,t as I}from"./chunk-QABCCBTS.js";import{g as u}from"./chunk-HR5MYD4S.js";import"./chunk-OOJM4CTU.js";var A=3,G=[1,2,3,4,5,6,7,8,9].map(e=>` ${e}`),P=40,U=200,D=`Use two of the numbers and + - * / in each step, until 24 is left.
 Numbers: 2 8 8 14
 Step: 2 + 8 = 10 (left: 8 10 14)
 Step: 14 - 10 = 4 (left: 4 8)

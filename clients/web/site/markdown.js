@@ -1,1 +1,1 @@
-import{b as a}from"./chunk-OBDOZIM3.js";import"./chunk-URF66HNK.js";import"./chunk-OOJM4CTU.js";export{a as Answer};
+import{b as a}from"./chunk-24JV4GVE.js";import"./chunk-HR5MYD4S.js";import"./chunk-OOJM4CTU.js";export{a as Answer};

@@ -320,7 +320,7 @@ export const WORDS = {
   treeEmpty: ["Every edit, retry and draft becomes a branch here; nothing is overwritten.", "Jede Bearbeitung, jeder neue Versuch und jeder Entwurf wird hier ein Zweig; nichts wird überschrieben."],
   messages: ["Messages", "Nachrichten"],
   noTextShort: ["No text", "Kein Text"],
-  totals: [(ends, tokens) => `${s(ends, "branch", "branches")} · ${number(tokens)} tokens written`, (ends, tokens) => `${s(ends, "Zweig", "Zweige")} · ${number(tokens)} Tokens geschrieben`],
+  totals: [(ends, tokens) => `${s(ends, "branch", "branches")}${tokens ? ` · ${number(tokens)} tokens written` : ""}`, (ends, tokens) => `${s(ends, "Zweig", "Zweige")}${tokens ? ` · ${number(tokens)} Tokens geschrieben` : ""}`],
   totalsCached: [(share) => `${share} % of all prompts came from the cache`, (share) => `${share} % aller Prompts kamen aus dem Cache`],
   keptTokens: [(tokens, most) => `KV of ${most ? "up to " : ""}${tokens} tokens on the server`, (tokens, most) => `KV von ${most ? "bis zu " : ""}${tokens} Tokens auf dem Server`],
   keptFor: [(seconds) => `kept ${span(seconds)} after you leave`, (seconds) => `bleibt ${span(seconds)}, nachdem du gehst`],
