@@ -108,7 +108,7 @@ class Grouper:
         """
         if size < self.limits.least_members:
             return None
-        # what a row shares is settled when it is opened: growing adds pages of its own
+        # a row's shared pages are settled when it is opened: growing adds pages of its own
         key = rows.tobytes() + self._table.openings[rows].tobytes()
         if key != self._key:
             self._key = key
@@ -237,7 +237,7 @@ def _common_of_two(flat: Int32s, one: Ints, other: Ints, low: Ints, high: Ints) 
 
 def _choose(levels: list[_Level]) -> list[npt.NDArray[np.bool_]]:
     """Choose the nodes that become groups: no line is in two, and most page reads are saved."""
-    below: list[Ints] = []  # what the nodes' children can save
+    below: list[Ints] = []  # reads that the nodes' children can save
     saved = np.empty(0, dtype=np.int64)
     parents = saved
     for level in reversed(levels):

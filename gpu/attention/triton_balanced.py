@@ -40,7 +40,7 @@ _REGISTERS = 168  # of a thread at most, so that so many fit into its 65,536
 _WIDE, _WIDE_RESIDENT = 256, 3  # the same of heads of more numbers, by four warps each
 _TILE = 32 * 128  # keys times head size
 _UNIT = tl.constexpr(16)  # keys: a share is a multiple of it
-_LEAST = tl.constexpr(4)  # units: what would be less of a sequence is left to the neighbour
+_LEAST = tl.constexpr(4)  # units: a smaller part of a sequence is left to the neighbour
 
 
 def shares_for(device: torch.device, shape: AttentionShape, lines: int) -> int:

@@ -168,7 +168,7 @@ class TritonPaged:
     ) -> None:
         """Attend for the step's decodes alone: q [decodes, heads, D] -> output [decodes, heads * D]."""
         first, parts = step.extended, None
-        # a window has moved past most of what lines share
+        # a window has moved past most of the keys that lines share
         if step.bucket.grouped and spec.window is None and self._grouper is not None:
             groups = SharedGroups(step.plan["shared_items"], step.plan["members"], step.plan["own"])
             parts = shared_attention(q, kv, groups, self._pages, spec)

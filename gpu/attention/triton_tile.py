@@ -21,7 +21,7 @@ LOG2E = 1.4426950408889634
 _LOG2E = tl.constexpr(LOG2E)
 _NARROWEST, _WIDEST = 32, 256  # of heads: half is the depth of a product, and sums are in registers
 _SIXTEENTH = tl.constexpr(0.0625)  # of queries as float16, which end at 65,504
-_LARGE = tl.constexpr(32768.0)  # times a weight: float16 rounds off what is below 2^-14
+_LARGE = tl.constexpr(32768.0)  # times a weight: float16 rounds off numbers below 2^-14
 
 
 def tile_sizes(q: Tensor, kv: LayerKV) -> tuple[int, int, int]:

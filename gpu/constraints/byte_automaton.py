@@ -49,7 +49,7 @@ class ByteAutomaton:
         steps = words[behind + 2 * size :][: int(words[2]) * self.columns]
         self.kinds = steps.reshape(int(words[2]), self.columns)
         self.row = begins[: self.states] // self.columns
-        # what is looked up one by one: faster so than in arrays
+        # for single look-ups, which are faster so than in arrays
         self._class = self.classes.tobytes()
         self._begins = begins.data
         self._steps = steps.data

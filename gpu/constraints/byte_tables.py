@@ -15,7 +15,7 @@ from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.constraints import WORDS_HEADER
 
-KNOWN = WORDS_HEADER + 256  # words ahead of what is known of each state
+KNOWN = WORDS_HEADER + 256  # words before the entries of states
 MOST_FORCED_STATES = 16_384  # each may have a text of its own to spell
 
 

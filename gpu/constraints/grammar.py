@@ -31,7 +31,7 @@ class _Tokens:
 
     def __init__(self, vocabulary: Vocabulary, end: int) -> None:
         self.eos_token_id = end
-        # what has no text must have a name that no text has; 0xFF is never in UTF-8
+        # an id without text must have a name that is no text; 0xFF is never in UTF-8
         self.tokens = list(vocabulary.tokens)
         self.special_token_ids = [i for i in range(vocabulary.size) if not vocabulary.is_text(i)]
         for i in self.special_token_ids:

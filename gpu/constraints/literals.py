@@ -25,7 +25,7 @@ class Literals:
     def __init__(self, automaton: ByteAutomaton, words: Sequence[bytes]) -> None:
         self._automaton, self._words = automaton, words
         self._known: dict[int, bytes] = {}
-        self._bytes: dict[int, bytes] = {}  # by row: what may follow, if that is little
+        self._bytes: dict[int, bytes] = {}  # by row: the bytes that may follow, if these are few
 
     def text(self, state: int) -> bytes:
         """Return a likely text in `state`; b"": nothing is likely."""

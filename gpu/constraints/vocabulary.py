@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 MARK = 0xFF  # the first byte of a token that is no text; UTF-8 has none such, nor the last one, 0xFE
 NAMELESS = b"\xff\xfe"  # an id without text or name
 SHORT = 16  # bytes of a token whose mask may be shared between states: see `alike`
-TAIL = 4  # tokens at the end of a text that what follows may change
+TAIL = 4  # tokens at the end of a text that the next text may change
 _MOST_SPELLED = 8192  # texts whose spelling is kept
 
 

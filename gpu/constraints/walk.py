@@ -160,7 +160,7 @@ class NumpyWalker:
     """The walker with operations on arrays."""
 
     halves = False
-    _kind: type[np.signedinteger] = np.int32  # of what `_ways` knows states by
+    _kind: type[np.signedinteger] = np.int32  # of the states as `_ways` has them
 
     def __init__(
         self, vocabulary: Vocabulary, next: NDArray[np.int32], classes: NDArray[np.uint8]

@@ -25,7 +25,7 @@ class _Chain:
     def __init__(self, walks: int, rows: int, table: RowTable) -> None:
         self._table = table
         self.counts = aligned(walks)
-        # what walk j samples: line j; the last walk's is read by nobody
+        # line j: the tokens that walk j samples; the last walk's are not read
         self.ids = aligned((walks + 1) * rows).reshape(walks + 1, rows)
         self._positions = aligned(walks * rows).reshape(walks, rows)
         self._slots = aligned(walks * rows).reshape(walks, rows)

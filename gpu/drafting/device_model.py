@@ -63,7 +63,7 @@ class DeviceModelDrafter(DeviceDrafter):
         self._chain = Chain(
             rows, 2 * rows, self._most, verifier, (table.vocab_size, model.config.vocab_size)
         )
-        self._last = torch.zeros_like(verifier.last)  # written by the sampler, read by nobody
+        self._last = torch.zeros_like(verifier.last)  # written by the sampler, never read
         self._logits = torch.empty((rows, model.config.vocab_size), dtype=model.dtype, device=device)
         (shape,) = model.config.attention_shapes(model.dtype)
         # rows that share keys are not grouped: it would pay for a large model of a draft model's kind

@@ -62,7 +62,7 @@ class FollowingMtp(DeviceDrafter):
     def serve(self, table: RowTable, verifier: Verifier) -> None:
         rows, self._vocabulary = len(table.requests), table.vocab_size
         self._buckets = [bucket.decodes for bucket in decode_buckets(rows)]
-        self._verifier, self._last = verifier, torch.zeros_like(verifier.last)  # read by nobody
+        self._verifier, self._last = verifier, torch.zeros_like(verifier.last)  # never read
         self._lines = Lines.of(rows, self._layer.decoder.device)
         self._graphs = StepGraphs(self._pass, self._pass, self._layer.decoder.device)
 

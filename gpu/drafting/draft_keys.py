@@ -68,7 +68,7 @@ class DraftKeys:
             return
         rows, first, last = np.array(table.updates, dtype=np.int64).T
         for opened in opens:
-            if opened.cached % size:  # the rest of a page that holds a part of what was cached
+            if opened.cached % size:  # the rest of a page that has some of the cached tokens
                 end = -(-opened.cached // size) * size
                 self._fresh[table.slots(opened.row, opened.cached, end)] = False
             of_row = (rows == opened.row) & (first == 0)

@@ -7,7 +7,7 @@ import numpy as np
 
 from ramify.gpu.step.step_rows import Ints, StepRows, Tokens
 
-_ROOM = 64  # tokens beyond what is known at first
+_ROOM = 64  # tokens beyond those known at first
 
 _NOTHING = np.empty(0, dtype=np.int32)
 

@@ -54,7 +54,7 @@ class ModelDrafter:
         self._ready: Ints = np.zeros(rows, dtype=np.int64)  # positions below it have their KV
         # inputs that ran from the last token's position on, in the step under way
         self._ran: Ints = np.zeros(rows, dtype=np.int64)
-        self._said: dict[int, list[int]] = {}  # of the rows that ran, what was guessed
+        self._said: dict[int, list[int]] = {}  # the guesses of the rows that ran
 
     def open(self, opened: OpenRow) -> None:
         row, table = opened.row, self._table
@@ -70,7 +70,7 @@ class ModelDrafter:
         self._histories.close(row)
 
     def propose(self, rows: Ints, most: Ints) -> Guesses:
-        lengths = self._histories.lengths[rows]  # the last token included, whose KV nobody has
+        lengths = self._histories.lengths[rows]  # the last token included, which has no KV yet
         most = np.where(lengths > 0, np.clip(self._context - lengths + 1, 0, most), 0)
         missing = lengths - self._ready[rows]
         late = 0.0
@@ -141,7 +141,7 @@ class ModelDrafter:
 
     def observe(self, rows: Ints, counts: Ints, tokens: Tokens) -> None:
         drafted = np.flatnonzero(self._ran[rows])
-        if len(drafted):  # of the inputs that ran, so many were what the row holds now
+        if len(drafted):  # so many of the inputs that ran are the row's tokens now
             own, ends = rows[drafted], np.cumsum(counts)[drafted]
             sampled = (
                 tokens[end - count : end] for end, count in zip(ends, counts[drafted], strict=True)

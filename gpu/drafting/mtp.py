@@ -37,9 +37,9 @@ class MtpDrafter:
         self._passes, self._context, self._tell = passes, context, tell
         self._step: StepRows | None = None
         self._hidden: Tensor = torch.empty(0)  # of the step under way
-        self._left: tuple[Ints, Ints, Tokens] | None = None  # what it sampled
+        self._left: tuple[Ints, Ints, Tokens] | None = None  # its sampled tokens
         self._held: dict[int, tuple[int, Tensor]] = {}  # last positions whose next tokens are not known
-        self._ready: dict[int, tuple[int, Tensor]] = {}  # where guesses begin, and from what
+        self._ready: dict[int, tuple[int, Tensor]] = {}  # position and stream from which guesses begin
 
     def open(self, opened: OpenRow) -> None:
         pass
@@ -132,7 +132,7 @@ class MtpDrafter:
                 pairs.append((row, start, self._hidden[line : line + count], sampled))
         last = 0
         streams = self._run(pairs)
-        finite = streams.isfinite().all(-1).tolist()  # nobody wrote the key at the seam of some forks
+        finite = streams.isfinite().all(-1).tolist()  # the key at some seams of forks was never written
         for row, start, _, sampled in pairs:
             last += len(sampled)
             self._ready.pop(row, None)

@@ -109,7 +109,7 @@ class NgramDrafter:
     def __init__(self, max_rows: int) -> None:
         self._histories = DraftHistories(max_rows)
         self._indexes: dict[int, _Index] = {}
-        # what the next token is guessed from: a place in the history; -1: not known, to be looked for
+        # the place in the history of the next guess; -1: not known, to be looked for
         self._match: Ints = np.full(max_rows, -1, dtype=np.int64)
 
     def open(self, opened: OpenRow) -> None:

@@ -61,7 +61,7 @@ class CudaLeader(CudaExecutor):
 
     def close(self) -> None:
         was = self._closed
-        super().close()  # graphs that hold sums go before what makes these
+        super().close()  # graphs that hold sums go before the ranks that make these
         if not was:
             self._others.close()
 

@@ -27,7 +27,7 @@ class DevicePages:
     def __init__(self, pool: KVPool, table: RowTable, info: ExecutorInfo, device: torch.device) -> None:
         windowed = info.window_pages > 0
         shape = 1 + windowed, info.max_rows + 1, -(-table.max_length // info.page_size)
-        # one tensor, so that one launch writes what a plan adds to both
+        # one tensor, so that one launch writes a plan's additions to both
         self._tables = torch.full(shape, pool.pages, dtype=torch.int32, device=device)
         self.full, self.windows = self._tables[0], self._tables[-1]
         if windowed:

@@ -384,7 +384,7 @@ class FakeExecutor:
         rows, positions = step.rows[step.sampling], (step.starts + step.counts - 1)[step.sampling]
         salts = self.salts(rows, step.draws)
         chosen = self.model.choose(chain[step.sampling], salts)
-        if step.extends:  # for those that sit the step out
+        if step.extends:  # for rows that sit the step out
             extended, last = step.last_extended
             self._last[extended] = last
         masks = self.constraints.masks(rows, None if step.lines is None else inputs_of(step))

@@ -45,7 +45,7 @@ def _names(of: type[StepRows] | type[Scored]) -> list[tuple["np.dtype[Any]", lis
 _NAMES = {kind: _names(kind) for kind in (StepRows, Scored)}
 
 
-_Pages = list[tuple[int, int, bytes, bytes]]  # what page tables got: row, first column, pages, windows
+_Pages = list[tuple[int, int, bytes, bytes]]  # of page tables: row, first column, new pages, new windows
 
 
 class ToldPass(msgspec.Struct, array_like=True, frozen=True, tag=1):

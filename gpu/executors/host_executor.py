@@ -131,7 +131,7 @@ class HostExecutor(ABC, Generic[Output]):
                 self._blocks.close()
             del self._pool, self._blocks, self.tower
 
-    # --- what an executor does in its own way ---
+    # --- what each executor implements ---
 
     @abstractmethod
     def _release(self) -> None:
@@ -170,7 +170,7 @@ class HostExecutor(ABC, Generic[Output]):
         """Measure `StepResult.busy_us` of the step under way."""
         return 0
 
-    # --- what all do ---
+    # --- what all share ---
 
     def _begin(self, plan: StepPlan) -> StepRows:
         """Apply the plan. Returns what it runs."""
@@ -194,7 +194,7 @@ class HostExecutor(ABC, Generic[Output]):
         for opened in plan.opens:
             self._sampler.open(opened)
         self.counters.count(step.computed)
-        if step.extends and self.constraints.any:  # for those that sit the step out
+        if step.extends and self.constraints.any:  # for rows that sit the step out
             extended, tokens = step.last_extended
             self._set_last(extended, tokens.astype(np.int64))
         return step

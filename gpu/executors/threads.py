@@ -18,7 +18,7 @@ LARGEST = 512  # tokens: longer steps have few, long regions, and are too costly
 SOONEST, LATEST = 32, 1024  # steps between trials
 _SAMPLES = 3  # steps of a trial, of which the median counts
 _WEIGHT = 0.2  # of a new time in the running mean
-_CLIP = 4.0  # times the mean: what one time counts at most
+_CLIP = 4.0  # times the mean: the most that one time counts
 
 
 @dataclass(slots=True)

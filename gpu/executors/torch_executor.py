@@ -57,7 +57,7 @@ class TorchExecutor(HostExecutor[_Output]):
         self._attention = attention
         self._last = torch.zeros(info.max_rows, dtype=torch.int64, device=model.device)
         self._ops = make_ops(pool, self._last, attention)
-        # what torch may use at most: set by the thread that loads the model and runs it
+        # the most threads of torch: set by the thread that loads the model and runs it
         self._threads = ThreadChoice(torch.get_num_threads()) if model.device.type == "cpu" else None
 
     def launch(self, plan: StepPlan) -> DoneStep:

@@ -24,7 +24,7 @@ from ramify.protocol.cluster import BLOCK
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import FULL, STATE, WINDOW, MovedBlock
 
-# Waits for the copies: the slots of blocks that are not what was saved, and the microseconds they took
+# Waits for the copies. Returns the slots of damaged blocks, and the microseconds that copies took
 # beside the step
 Loaded = Callable[[], tuple[list[int], int]]
 _CHUNK_BYTES = 64 << 20  # of blocks that are gathered at once
@@ -85,7 +85,7 @@ class CudaBlocks:
     def load(self, blocks: Sequence[MovedBlock]) -> Loaded:
         """Copy each block to its pages beside the step, and check it."""
         self._ready.record(self._steps)
-        self._copies.wait_event(self._ready)  # whoever used these pages has run
+        self._copies.wait_event(self._ready)  # earlier users of these pages have run
         told = torch.empty(len(blocks), dtype=torch.bool, pin_memory=True)
         with torch.cuda.stream(self._copies):
             begin, loaded = (torch.cuda.Event(enable_timing=True) for _ in range(2))

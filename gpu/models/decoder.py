@@ -56,7 +56,7 @@ class Attention:
     qkv: Linear  # rows: q heads, k heads, v heads
     heads: LayerAttention
     output: Linear
-    post_norm: RMSNorm | None  # of what is added to the residual
+    post_norm: RMSNorm | None  # of the term that is added to the residual
     beside: Recurrent | None = None
 
     def forward(self, x: AnyStream, ops: Ops[AnyStream], step: StepInputs[Tensor]) -> Projection:
@@ -100,7 +100,7 @@ class DecoderLayer:
     mixer: Attention | Latent | Recurrent
     feed_forward: FeedForward | Experts | ExpertsBeside | None
     gate: TokenGate | None = None
-    scalar: Tensor | None = None  # [1]: what the stream is multiplied by behind the layer
+    scalar: Tensor | None = None  # [1]: the factor of the stream after the layer
 
     def products(self, prefix: str, names: TensorNames) -> Iterator[Product]:
         """List the products of the layer `prefix`."""
@@ -440,7 +440,7 @@ class Decoder:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def _empty_norm(self, size: int, changed: bool = False) -> RMSNorm:
-        # what is done to a weight would be rounded away in half precision
+        # changes of a weight would be rounded away in half precision
         changed = changed or bool(self.config.norm_offset) or self.config.layer_scalars
         dtype = torch.float32 if changed else self.dtype
         weight = torch.empty(size, dtype=dtype, device=self.device)

@@ -81,7 +81,7 @@ class LatentSettings:
     rope: RopeSettings | None  # None: no positions
     q_rank: int | None = None  # of the queries' own latents; None: they come from the stream
     interleaved: bool = True  # neighbours turn together in checkpoints, else halves
-    bias: bool = False  # of what makes the latents, and of the output
+    bias: bool = False  # of the product that makes the latents, and of the output's
     query_growth: tuple[float, int] | None = None  # queries grow by that much, with the log of steps
     kv_heads: int = 1
     kv_of: None = None
@@ -168,7 +168,7 @@ class MambaSettings:
     conv_bias: bool
     bias: bool  # of its products
     norm_eps: float | None  # of the norm of each group of its output; None: there is none
-    norm_first: bool = False  # the gate opens what is normalised; else what it opened is normalised
+    norm_first: bool = False  # the norm precedes the gate; else the gate precedes the norm
 
     @property
     def width(self) -> int:
@@ -227,7 +227,7 @@ class LayerSettings:
     mixer: MixerSettings
     feed_forward: FeedForwardSettings | None
     norms: NormPlaces = "before"
-    beside: FixedSettings | None = None  # runs on attention's input; what both put out is added
+    beside: FixedSettings | None = None  # runs on attention's input; both outputs are added
 
     @property
     def fixed(self) -> FixedSettings | None:
@@ -274,7 +274,7 @@ class TensorNames:
     experts: ExpertNames = ExpertNames()
     last_norm: str = "norm"
     renamed: tuple[tuple[str, str], ...] = ()  # how names begin in checkpoints, and here
-    # How names end here, and by what so many rows each are multiplied when they are loaded
+    # Endings of names here, and the factors of so many rows each, applied when they are loaded
     scaled: tuple[tuple[str, tuple[tuple[int, float], ...]], ...] = ()
     skipped: tuple[str, ...] = ()  # how names of tensors begin that text does not need
 

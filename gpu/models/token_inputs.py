@@ -20,9 +20,9 @@ class TokenGate:
 
     gate: Linear  # [size, hidden]
     output: Linear  # [hidden, size]
-    norm: RMSNorm  # of what is added to the stream
+    norm: RMSNorm  # of the term that is added to the stream
     activation: Activation
-    scale: float = 1.0  # what the stream is kept divided by: the gate reads the stream itself
+    scale: float = 1.0  # the divisor of the stream: the gate reads the stream itself
 
     def forward(self, x: AnyStream, given: Tensor, ops: Ops[AnyStream]) -> Projection:
         """Gate the layer's inputs `given` [T, size], and multiply."""

@@ -60,7 +60,7 @@ class _Tile:
     masses: IrValue  # float32[MOST_ROWS][16]: sums of exp(score - top), lane by lane
     mixed: IrValue  # float32[MOST_ROWS][dim]: sums of exp(score - top) * value
     shares: IrValue  # float32[MOST_ROWS][16]: exp(score - top) of this block
-    fades: IrValue  # float32[MOST_ROWS]: what this block's top makes of the sums so far
+    fades: IrValue  # float32[MOST_ROWS]: the factor of the sums so far, by this block's top
 
 
 def emit_attention(module: Module, dim: int, kind: Any, wide: Function | None = None) -> str:

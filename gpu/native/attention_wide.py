@@ -63,7 +63,7 @@ class _Wide:
     partial: IrValue  # float32[8][_KEYS][WIDE_ROWS]: sums of an eighth of a product
     scores: IrValue  # float32[16][WIDE_ROWS], then shares
     tops: IrValue  # float32[WIDE_ROWS]: the largest score so far
-    fades: IrValue  # float32[WIDE_ROWS]: what this block's top makes of the sums so far
+    fades: IrValue  # float32[WIDE_ROWS]: the factor of the sums so far, by this block's top
     masses: IrValue  # float32[16][WIDE_ROWS]: sums of shares, key by key of a block
     mixed: IrValue  # float32[WIDE_ROWS][dim]: sums of share * value
 

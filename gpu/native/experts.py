@@ -22,7 +22,7 @@ from ramify.gpu.native.linear import (
 from ramify.gpu.native.math import exp
 from ramify.gpu.native.rows import row_root
 
-OF = "experts_"  # in front of what is done with a product
+OF = "experts_"  # before a product's epilogue
 _V = vector(F32)
 _SCORES = LANES  # of an item of `router`
 

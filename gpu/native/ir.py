@@ -323,7 +323,7 @@ class Function:
         with self.builder.goto_entry_block():
             place: Any = self.builder.alloca(kind, size=ir.Constant(I64, count))
             place.align = CACHE_LINE
-            # llvmlite would remember the type of what the pointer points to
+            # llvmlite would remember the type behind the pointer
             number = self.builder.ptrtoint(place, I64)
             return IrValue(self, self.builder.inttoptr(number, PTR))
 

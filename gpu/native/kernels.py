@@ -87,7 +87,7 @@ class RoutedTokens:
     logits: Tensor  # float32[T, experts, padded]
     chosen: Tensor  # int64[T, top]
     weights: Tensor  # float32[T, top]
-    beside: Tensor  # float32[T]: what the shared expert counts
+    beside: Tensor  # float32[T]: the weight of the shared expert
     starts: Tensor  # int64[experts]
     pairs: Tensor  # int64[T * top]
     tiles: Tensor  # int64: see `native.experts`

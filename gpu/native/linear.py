@@ -46,7 +46,7 @@ TILES, PAIRS, TOP, PANELS = ROWS, CAP, 14, 15
 COUNTS = TOP  # which one ending alone reads, and all others TOP
 GATED = ("silu", "gelu_tanh")
 _EPILOGUES = ("store", "add", "softcap", *GATED)
-WEIGHED = "weigh"  # times what the expert counts for the token
+WEIGHED = "weigh"  # times the expert's weight for the token
 
 RowsOf = Callable[[Function, IrValue, IrValue], tuple[IrValue, IrValue]]
 """Takes a function, its arguments, a row of a tile. Returns which rows that reads and writes."""

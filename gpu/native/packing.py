@@ -33,7 +33,7 @@ ROWS, PANELS, SCALES, OFFSETS, SUMS, GROUPS, PADDED = range(7)
 BYTES_OF_FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
 _BYTES = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "Q4_K": 144, "Q5_K": 176,
           "Q6_K": 210, "MXFP4": 17}  # fmt: skip
-_ZERO = {"Q4_0": 8, "Q5_0": 16}  # what codes have been raised by
+_ZERO = {"Q4_0": 8, "Q5_0": 16}  # the number added to codes
 _VI8, _VF32, _V32 = vector(I8), vector(F32), vector(I8, 2 * LANES)
 
 Group = tuple[IrValue, IrValue, IrValue | None]

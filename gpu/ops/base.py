@@ -28,7 +28,7 @@ class ResidualStream:
     """The residual stream, and the input of the next product. Both [T, hidden]."""
 
     residual: Tensor
-    normed: Tensor  # the residual behind the norm of what comes next; without one the residual itself
+    normed: Tensor  # the residual after the next reader's norm; without one the residual itself
 
 
 @dataclass(slots=True)

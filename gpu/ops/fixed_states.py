@@ -110,7 +110,7 @@ class LayerMamba:
     step_bias: Tensor  # float32[heads], of dt
     skip: Tensor  # float32[heads]: how much of x is added to its output
     norm: RMSNorm | None  # of each group of outputs
-    norm_first: bool  # the gate opens what is normalised; else what it opened is normalised
+    norm_first: bool  # the norm precedes the gate; else the gate precedes the norm
 
     @property
     def width(self) -> int:

@@ -157,7 +157,7 @@ def _produce(
     phase = 0
     for tile in range(first, columns * blocks, gl.num_programs(0)):
         column, block = _place(tile, grid, BAND)
-        # not a variable that the loop sets: the compiler takes what is no tensor for a constant
+        # not a variable that the loop sets: the compiler takes a number for a constant
         for step in range(gl.where(tile == first, STAGES, 0), steps):
             mbarrier.wait(free.index(stage), phase)
             _expect(x, w_ring, full.index(stage), GROUPS)

@@ -17,7 +17,7 @@ import torch
 #   Llama-3.1-8B   118 / 124    122 / 129    134 / 136    159 / 147    221 / 193
 MOST_TOKENS = 64
 GROUP_TOKENS = 64  # that a warp group multiplies: the rows of wgmma
-_OUTPUTS = 64  # rows of a weight tile: what one tensor core product takes at least
+_OUTPUTS = 64  # rows of a weight tile: the least of a tensor core product
 _LARGE = 1 << 25  # weights of a projection from which on reading them takes nearly all the time
 _MOST_HELD = 512  # inputs in the ring of stages of the Gluon kernel
 # Where codes of 8 bits are widened, by the tokens of a tile; more outputs are cut into wide tiles at 64

@@ -32,7 +32,7 @@ from ramify.gpu.step.inputs import NO_DRAWS, StepInputs, host_inputs, lay
 from ramify.gpu.step.rows import StepRows
 from ramify.gpu.vision.placing import RowPictures, turns_of
 
-TURNS = "turns"  # in a plan: int64[3, T], what rotates each token where rows have pictures
+TURNS = "turns"  # in a plan: int64[3, T], each token's three positions where rows have pictures
 
 
 def torch_inputs(

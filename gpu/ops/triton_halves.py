@@ -25,7 +25,7 @@ from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.triton_layer import add_norm
 from ramify.gpu.ranks.peers import PeerHalves
 
-_ROUND = 128  # tokens: what a product's tile takes
+_ROUND = 128  # tokens of a product's tile
 
 
 class HalvedSums:
@@ -86,7 +86,7 @@ class HalvedSums:
             if event is not None:
                 torch.cuda.current_stream().wait_event(event)
             yield half
-        self._under_way.clear()  # what they read may be used again from here on
+        self._under_way.clear()  # their inputs may be used again from here on
 
     def _stream(self) -> Any:
         return torch.cuda.stream(self._side) if self._on_gpu else nullcontext()

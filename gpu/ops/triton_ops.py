@@ -42,7 +42,7 @@ from ramify.gpu.ops.triton_linear import Products, UnscaledRows
 from ramify.gpu.step.inputs import StepInputs
 from ramify.gpu.vision.placing import MOVED_TURNS
 
-# Of mixers that keep matrices: token by token, in chunks, and what opens their outputs
+# Of mixers that keep matrices: token by token, in chunks, and the gate of their outputs
 _STATES: dict[type, tuple[Callable[..., None], ...]] = {
     LayerDelta: (triton_delta.recurrent, triton_delta.chunked, triton_delta.gated_norm),
     LayerMamba: (triton_mamba.recurrent, triton_mamba.chunked, triton_mamba.gated_norm),

@@ -102,7 +102,7 @@ class StepRing:
         self._words, self._data = self._memory[:head].cast("Q"), self._memory[head:]
         self._at = self._count = 0
         self._spins = SPIN_SECONDS if spins and _ORDERED else 0.0
-        self._fence = threading.Lock()  # to take one orders writes before what is read next
+        self._fence = threading.Lock()  # taking it orders writes before later reads
         self._bells = place.bells
         for bell in place.bells:
             os.set_inheritable(bell, False)
@@ -164,7 +164,7 @@ class StepRing:
     def _arrived(self, timeout: float) -> bool:
         """Sleep until there is something to read, or `timeout` seconds. Returns whether there is."""
         words, sleeps = self._words, self._rank * _WORDS + _SLEEPS
-        if not _ORDERED:  # a bell is rung for each part: who hears it sees what was written before
+        if not _ORDERED:  # a bell is rung for each part: a reader that hears it sees all earlier writes
             if not self._bell.poll(1000 * timeout):
                 return False
             os.eventfd_read(self._bells[self._rank - 1])

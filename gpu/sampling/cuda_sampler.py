@@ -35,7 +35,7 @@ class Drafts:
     """The S lines of a step with drafts, in the order in which they sample."""
 
     number: Ints  # [S] how many drafts of its row each line follows, its own input included
-    inputs: npt.NDArray[np.int32]  # [S] what each line runs, as of `StepInputs.input_ids`
+    inputs: npt.NDArray[np.int32]  # [S] each line's input, as of `StepInputs.input_ids`
     table: Tensor  # int32, in which inputs below 0 are found
 
     def before(self, lines: Ints) -> tuple[Ints, npt.NDArray[np.int32]]:

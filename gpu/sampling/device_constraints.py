@@ -83,7 +83,7 @@ class DeviceConstraints:
         forgets = np.frombuffer(plan.forgets, dtype=np.int32).tolist() if plan.forgets else []
         loading = {ident: self.rows.loading(ident) for ident in forgets}
         self.rows.begin(plan)
-        for ident, loaded in loading.items():  # what is being loaded puts its tables there first
+        for ident, loaded in loading.items():  # tables are put there first
             loaded.add_done_callback(partial(self._forget, ident))
         for opened in plan.opens:
             if opened.constraint:

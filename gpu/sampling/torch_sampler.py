@@ -73,7 +73,7 @@ class Sampler:
             logits = self._masked(logits, masks)
         best, tokens = logits.max(-1)
         finite = best.isfinite()  # NaN wins every max
-        if masks is not None:  # of what is not legal, too
+        if masks is not None:  # of illegal tokens, too
             finite &= raw.max(-1).values.isfinite()
         drawn = np.flatnonzero(self.settings.temperatures[rows] > 0)
         if len(drawn):

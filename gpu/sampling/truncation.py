@@ -36,7 +36,7 @@ def _sorted_thresholds(logits: Tensor, limits: Tensor, top_p: Tensor) -> Tensor:
     limited = limits > 0
     kth = best.gather(1, (limits - 1).clamp(min=0)[:, None])[:, 0]
     low = torch.where(limited, kth, low)
-    # the mass of what top-k left, ties at the k-th place included; the best token's is 1
+    # the mass of the tokens that top-k keeps, ties at the k-th place included; the best token's is 1
     top = best[:, :1]
     kept = torch.where(logits >= low[:, None], (logits - top).exp(), 0.0).sum(-1, dtype=torch.float64)
     nucleus, complete = _nucleus(best, top, kept, top_p)

@@ -15,7 +15,7 @@ from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExecutorInfo
 
 _CPU_TOKENS = 65536
-CPU_SHARE = 0.25  # of the free memory: the machine is somebody's desk, not ours alone
+CPU_SHARE = 0.25  # of the free memory: the machine may have other work
 _SLOTS_PER_ROW = 8  # three while it runs, others are snapshots
 _LEAST_SLOTS = 4
 _WINDOWS_PER_ROW = 4  # the one that runs, others are tails

@@ -77,7 +77,7 @@ def _lines_worth_a_graph(executor: CudaExecutor, mixed: list[Bucket]) -> int:
     a few decodes in the step, because their attention is launched as well.
     """
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
-    executor.warm([bucket for bucket in mixed if not bucket.decodes])  # loads what such steps launch
+    executor.warm([bucket for bucket in mixed if not bucket.decodes])  # loads their kernels
     if not executor.static_extends or not mixed:
         return 0
     few = min(bucket.decodes for bucket in mixed if bucket.decodes)

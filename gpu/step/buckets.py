@@ -3,8 +3,7 @@
 A CUDA graph runs a step of one size, so a step is padded to the next size that was captured, its
 `Bucket`. The token lines of the extends come first, then those of the decodes, each part with its
 padding behind it (`inputs` lays them out). Padding belongs to a spare row of the executor, at position
-0, whose page is the pool's padding slot: what it computes is garbage (maybe NaN), and nobody else ever
-reads it.
+0, whose page is the pool's padding slot: its results are garbage (maybe NaN), which only padding reads.
 """
 
 from bisect import bisect_left

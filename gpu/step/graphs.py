@@ -74,7 +74,7 @@ class StepGraphs:
             if graph is not None:
                 graph.reset()
         self._graphs.clear()
-        del self._prepare, self._run  # which hold who made this
+        del self._prepare, self._run  # which hold the executor
 
 
 @contextmanager

@@ -69,7 +69,7 @@ class RowTable:
         # the decodes of the last plan as packed, and their rows, counts and lines, if it had no extends:
         # they can be decoded again, until a row is closed, opened or extended
         self._steady: tuple[bytes, Ints, Ints, Ints] | None = None
-        # what the last plan wrote: (row, first, last) of `pages`, for a copy on a device
+        # parts that the last plan wrote: (row, first, last) of `pages`, for a copy on a device
         self.updates: list[tuple[int, int, int]] = []
         self.copies: tuple[Ints, Ints] | None = None  # pages, and where they are copied to
 

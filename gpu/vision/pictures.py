@@ -29,7 +29,7 @@ from ramify.gpu.vision.tower import Tower
 from ramify.protocol.pictures import Picture, PictureLook, PictureSettings
 from ramify.protocol.plan import ExecutorInfo, PicturesSeen, StepPlan
 
-ROOM = 512 << 20  # bytes of what was made
+ROOM = 512 << 20  # bytes of the vectors
 _TOGETHER = 1 << 14  # patches that run at once on a GPU, or one picture; a CPU gains nothing by more
 _SIGN_SECONDS = 1.0
 _END_SECONDS = 5.0

@@ -17,8 +17,8 @@ from ramify.protocol.pictures import PlacedPicture
 
 Ints = npt.NDArray[np.int64]
 RowPictures = Mapping[int, Sequence[PlacedPicture]]
-SEEN_BEHIND = "seen_behind"  # in a plan: what `seen_behind` says
-MOVED_TURNS = "moved_turns"  # in a plan: int32[3, T], what `turns_of` says less the position
+SEEN_BEHIND = "seen_behind"  # in a plan: `seen_behind`
+MOVED_TURNS = "moved_turns"  # in a plan: int32[3, T], `turns_of` minus the position
 
 
 class PictureLines(NamedTuple):

@@ -41,7 +41,7 @@ class TowerSettings(ABC):
     frames: int = 1  # how many equal ones a picture is
     side: int | None = None  # pixels of every picture's side; None: they may be of any size
     output: int  # the decoder's size
-    deep: tuple[int, ...] = ()  # behind these layers, what is added to the decoder's first ones
+    deep: tuple[int, ...] = ()  # the layers after which terms of the decoder's first layers are made
     turned: bool = False  # tokens of the decoder have three positions (M-RoPE)
 
     parts: ClassVar[tuple[str, ...]] = ("vision_tower.", "multi_modal_projector.")

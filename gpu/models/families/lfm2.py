@@ -43,7 +43,7 @@ def define(fields: Fields) -> Definition:
     kinds = layer_kinds(
         fields, mixers, lambda index: "full_attention" if full is None or index in full else "conv"
     )
-    tied = fields.get("tie_embedding")  # what published files call it
+    tied = fields.get("tie_embedding")  # its name in published files
     return decoder(
         fields, [LayerSettings(mixers[kind], feed_forward) for kind in kinds], names=_NAMES,
         rms_eps=fields.number("norm_eps"), tied=None if tied is None else bool(tied),

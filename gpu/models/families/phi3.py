@@ -21,7 +21,7 @@ _NAMES = TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
 
 def define(fields: Fields) -> Definition:
     positions, feed_forward = rope(fields, partial=True), dense(fields)
-    if positions["rope_type"] in ("su", "yarn"):  # what early checkpoints call it
+    if positions["rope_type"] in ("su", "yarn"):  # its name in early checkpoints
         positions["rope_type"] = "longrope"
     layers = [
         LayerSettings(attention(fields, positions, window=window), feed_forward)

@@ -207,7 +207,7 @@ def empty_linear(
 def blocks(linear: Linear, names: Sequence[str], sizes: Sequence[int]) -> dict[str, Tensor]:
     """Make views of the blocks of rows or columns, by their names in checkpoints."""
     views, side = {}, int(linear.beside)
-    late = linear.allocate()  # torch makes no views of what is not there
+    late = linear.allocate()  # torch makes no views of missing memory
     for name, weight in zip(names, torch.split(linear.tensor, list(sizes), side), strict=True):
         views[f"{name}.weight"] = weight
     if linear.bias is not None:

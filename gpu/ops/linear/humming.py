@@ -29,7 +29,7 @@ _SPLIT = 256  # of these: 2 to 4 % faster where tensor cores are given work apar
 _MOST_ROWS = 1 << 30
 _TYPES = (torch.bfloat16, torch.float16)
 _GROUPS = (32, 64, 128)
-_OUTPUTS = 256  # a multiple of what a program takes, of any kernel
+_OUTPUTS = 256  # a multiple of the outputs that a program of any kernel takes
 _LOCKS = 2048  # by which programs that share a tile take turns
 _REPACKED = 1 << 25  # codes at a time
 
