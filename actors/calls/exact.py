@@ -8,6 +8,7 @@ name and its arguments is the template's (`openings`).
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ramify.actors.calls import forms
@@ -67,7 +68,21 @@ class CallTerms(NamedTuple):
     parallel: bool
     ends_output: Callable[[str], bool]
 
+    def tags(
+        self, before: str, after: str, content: "Content", end: str, *, quoted: bool = False
+    ) -> list[StructureTag]:
+        """A tag for each tool, which begins with its name between `before` and `after`.
 
+        `quoted`: the name is a part of a JSON string.
+        """
+        names = [_json_name(tool) if quoted else tool.name for tool in self.tools]
+        return [
+            StructureTag(f"{before}{name}{after}", content(tool, self.demanded), end)
+            for name, tool in zip(names, self.tools, strict=True)
+        ]
+
+
+Content = Callable[[DeclaredTool, bool], Part]  # of a call; whether its schema must be kept
 Writer = Callable[[CallTerms], Calls]
 
 
@@ -116,12 +131,7 @@ def _tagged(asked: CallTerms) -> Calls:
     opening, argument = asked.written
     blank = _blank_behind(opening, forms.TOOL_CALL)
     end = _kept(forms.TOOL_CALL_END, asked.ends_output)
-    tags = [
-        StructureTag(
-            f"{opening}{_json_name(tool)}{argument}", _object(tool, asked.demanded), f"}}{blank}{end}"
-        )
-        for tool in asked.tools
-    ]
+    tags = asked.tags(opening, argument, _object, f"}}{blank}{end}", quoted=True)
     return Calls(_free(tags, [forms.TOOL_CALL], asked.parallel), _forced(tags, blank, asked.parallel))
 
 
@@ -130,13 +140,8 @@ def _xml(asked: CallTerms) -> Calls:
     opening, argument = asked.written
     blank = _blank_behind(opening, forms.TOOL_CALL)
     end = _kept(forms.TOOL_CALL_END, asked.ends_output)
-    tags, bare = [], []
-    for tool in asked.tools:
-        content = _parameters(tool, asked.demanded)
-        tags.append(
-            StructureTag(f"{opening}{tool.name}{argument}", content, f"{forms.FUNCTION_END}{blank}{end}")
-        )
-        bare.append(StructureTag(f"{forms.FUNCTION}{tool.name}{argument}", content, forms.FUNCTION_END))
+    tags = asked.tags(opening, argument, _parameters, f"{forms.FUNCTION_END}{blank}{end}")
+    bare = asked.tags(forms.FUNCTION, argument, _parameters, forms.FUNCTION_END)
     free = _free([*tags, *bare], [forms.TOOL_CALL, forms.FUNCTION], asked.parallel)
     return Calls(free, _forced(tags, blank, asked.parallel))
 
@@ -145,10 +150,7 @@ def _llama3(asked: CallTerms) -> Calls:
     """Llama 3: `{"name": ..., "parameters": {...}}` as the whole answer, or behind `<|python_tag|>`."""
     opening, argument = asked.written
     opening = opening.removeprefix(forms.PYTHON_TAG)
-    tags = [
-        StructureTag(f"{opening}{_json_name(tool)}{argument}", _object(tool, asked.demanded), "}")
-        for tool in asked.tools
-    ]
+    tags = asked.tags(opening, argument, _object, "}", quoted=True)
     forced = _forced(tags, "; ", asked.parallel)
     marked = [StructureTag(f"{forms.PYTHON_TAG}{tag.begin}", tag.content, tag.end) for tag in tags]
     free = TagsPart(marked, [forms.PYTHON_TAG + "{"], stop_after_first=True)
@@ -173,23 +175,19 @@ def _mistral(asked: CallTerms) -> Calls:
     end = "]" + (_kept(forms.TOOLCALL_END, asked.ends_output) if mark == forms.TOOLCALL else "")
     if bracket:
         ident = UnionPart([TextPart(""), _sequence(StructureTag(', "id": "', RegexPart(_ID), '"'))])
-        each = [
-            StructureTag(
-                "{" + head + _json_name(tool) + argument,
-                SequencePart([_object(tool, asked.demanded), ident]),
-                "}",
-            )
-            for tool in asked.tools
-        ]
-        whole = StructureTag(f"{list_begin}[", _forced(each, ", ", asked.parallel), end)
-        return Calls(_free([whole], [mark], False), _sequence(whole))
+
+        def content(tool: DeclaredTool, demanded: bool) -> Part:
+            return SequencePart([_object(tool, demanded), ident])
+
+        each = asked.tags("{" + head, argument, content, "}", quoted=True)
+        return _section(mark, f"{list_begin}[", _forced(each, ", ", asked.parallel), end)
     before, marked, behind = argument.partition(CALL_ID)
     tags = []
     for tool in asked.tools:
-        content: Part = _object(tool, asked.demanded)
+        called: Part = _object(tool, asked.demanded)
         if marked:
-            content = SequencePart([RegexPart(_ID), TextPart(behind), content])
-        tags.append(StructureTag(f"{opening}{tool.name}{before}", content, ""))
+            called = SequencePart([RegexPart(_ID), TextPart(behind), called])
+        tags.append(StructureTag(f"{opening}{tool.name}{before}", called, ""))
     return Calls(_free(tags, [forms.TOOL_CALLS], asked.parallel), _forced(tags, "", asked.parallel))
 
 
@@ -198,10 +196,7 @@ def _glm(asked: CallTerms) -> Calls:
     opening, argument = asked.written
     end = _kept(forms.TOOL_CALL_END, asked.ends_output)
     style: ParameterStyle = "glm45" if argument else "glm47"  # with line breaks
-    tags = [
-        StructureTag(f"{opening}{tool.name}{argument}", _parameters(tool, asked.demanded, style), end)
-        for tool in asked.tools
-    ]
+    tags = asked.tags(opening, argument, partial(_parameters, style=style), end)
     free = _free(tags, [forms.TOOL_CALL], asked.parallel)
     return Calls(free, _forced(tags, argument, asked.parallel))
 
@@ -209,56 +204,37 @@ def _glm(asked: CallTerms) -> Calls:
 def _minimax(asked: CallTerms) -> Calls:
     """MiniMax: `<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>`, in tags."""
     begin, _, _ = asked.written.opening.partition(forms.INVOKE)
-    each = [
-        StructureTag(
-            f"{forms.INVOKE}{tool.name}{asked.written.argument}",
-            _parameters(tool, asked.demanded, "minimax"),
-            f"{forms.INVOKE_END}\n",
-        )
-        for tool in asked.tools
-    ]
+    content = partial(_parameters, style="minimax")
+    each = asked.tags(forms.INVOKE, asked.written.argument, content, f"{forms.INVOKE_END}\n")
     end = _kept(forms.MINIMAX_END, asked.ends_output)
-    whole = StructureTag(begin, _forced(each, "", asked.parallel), end)
-    return Calls(_free([whole], [forms.MINIMAX], False), _sequence(whole))
+    return _section(forms.MINIMAX, begin, _forced(each, "", asked.parallel), end)
 
 
 def _kimi(asked: CallTerms) -> Calls:
     """Kimi: `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`."""
-    each = [
-        StructureTag(
-            f"{forms.KIMI}functions.{tool.name}:",
-            SequencePart(
-                [RegexPart("[0-9]{1,4}"), TextPart(forms.KIMI_ARGUMENT), _object(tool, asked.demanded)]
-            ),
-            forms.KIMI_END,
-        )
-        for tool in asked.tools
-    ]
+    number: list[Part] = [RegexPart("[0-9]{1,4}"), TextPart(forms.KIMI_ARGUMENT)]
+
+    def content(tool: DeclaredTool, demanded: bool) -> Part:
+        return SequencePart([*number, _object(tool, demanded)])
+
+    each = asked.tags(f"{forms.KIMI}functions.", ":", content, forms.KIMI_END)
     end = _kept(forms.SECTION_END, asked.ends_output)
-    whole = StructureTag(forms.SECTION, _forced(each, "", asked.parallel), end)
-    return Calls(_free([whole], [forms.SECTION], False), _sequence(whole))
+    return _section(forms.SECTION, forms.SECTION, _forced(each, "", asked.parallel), end)
 
 
 def _lfm2(asked: CallTerms) -> Calls:
     """LFM2: `<|tool_call_start|>[NAME(KEY=VALUE, ...), ...]<|tool_call_end|>`."""
     opening, argument = asked.written
-    each = [
-        StructureTag(f"{tool.name}{argument}", _parameters(tool, asked.demanded, "python"), ")")
-        for tool in asked.tools
-    ]
+    each = asked.tags("", argument, partial(_parameters, style="python"), ")")
     end = "]" + _kept(forms.PYTHONIC_END, asked.ends_output)
-    whole = StructureTag(opening, _forced(each, ", ", asked.parallel), end)
-    return Calls(_free([whole], [forms.PYTHONIC], False), _sequence(whole))
+    return _section(forms.PYTHONIC, opening, _forced(each, ", ", asked.parallel), end)
 
 
 def _gemma4(asked: CallTerms) -> Calls:
     """Gemma 4: `<|tool_call>call:NAME{KEY:VALUE,...}<tool_call|>`, its strings between `<|"|>`."""
     opening, _ = asked.written
     end = "}" + _kept(forms.GEMMA_END, asked.ends_output)
-    tags = [
-        StructureTag(f"{opening}{tool.name}{{", _parameters(tool, asked.demanded, "gemma", QUOTE), end)
-        for tool in asked.tools
-    ]
+    tags = asked.tags(opening, "{", partial(_parameters, style="gemma", quote=QUOTE), end)
     return Calls(_free(tags, [forms.GEMMA], asked.parallel), _forced(tags, "", asked.parallel))
 
 
@@ -268,16 +244,11 @@ def _deepseek(asked: CallTerms) -> Calls:
     opening = opening.removeprefix(forms.CALLS_BEGIN)
     fenced = "```" in argument
     end = ("\n```" if fenced else "") + forms.CALL_END
-    each = [
-        StructureTag(f"{opening}{tool.name}{argument}", _object(tool, asked.demanded), end)
-        for tool in asked.tools
-    ]
+    each = asked.tags(opening, argument, _object, end)
     several = _forced(each, "\n" if fenced else "", asked.parallel)
     ended = UnionPart([TextPart(""), TextPart(_kept(forms.CALLS_END, asked.ends_output))])
-    whole = StructureTag(
-        forms.CALLS_BEGIN, SequencePart([several, ended]), ""
-    )  # some templates leave it out
-    return Calls(_free([whole], [forms.CALLS_BEGIN], False), _sequence(whole))
+    # some templates leave the end out
+    return _section(forms.CALLS_BEGIN, forms.CALLS_BEGIN, SequencePart([several, ended]), "")
 
 
 def _harmony(asked: CallTerms) -> Calls:
@@ -289,25 +260,19 @@ def _harmony(asked: CallTerms) -> Calls:
     end = _kept(forms.CALL, asked.ends_output)
     headers = UnionPart([TextPart(header) for header in _HEADERS])
     begins = (forms.COMMENTARY, f"{_STARTED} {forms.RECIPIENT}")
-    contents = {tool.name: _object(tool, asked.demanded) for tool in asked.tools}
-    tags = [
-        StructureTag(f"{begin}{tool.name}", SequencePart([headers, contents[tool.name]]), end)
-        for begin in begins
-        for tool in asked.tools
-    ]
-    first = [
-        StructureTag(f"{forms.RECIPIENT}{tool.name}", SequencePart([headers, contents[tool.name]]), end)
-        for tool in asked.tools
-    ]
+
+    def headed(tool: DeclaredTool, demanded: bool) -> Part:
+        return SequencePart([headers, _object(tool, demanded)])
+
+    tags = [tag for begin in begins for tag in asked.tags(begin, "", headed, end)]
+    first = asked.tags(forms.RECIPIENT, "", headed, end)
     free = UnionPart(
         [
             SequencePart([_LEADING, _forced(first, "", False)]),
             UnlessPart(TagsPart(tags, list(begins), stop_after_first=True), [forms.RECIPIENT]),
         ]
     )
-    forced = [
-        StructureTag(f"{opening}{tool.name}{argument}", contents[tool.name], end) for tool in asked.tools
-    ]
+    forced = asked.tags(opening, argument, _object, end)
     return Calls(free, _forced(forced, "", False))
 
 
@@ -370,6 +335,12 @@ def _kept(mark: str, ends_output: Callable[[str], bool]) -> str:
 
 def _sequence(tag: StructureTag) -> SequencePart:
     return SequencePart([TextPart(tag.begin), tag.content, TextPart(tag.end)])
+
+
+def _section(mark: str, begin: str, calls: Part, end: str) -> Calls:
+    """All calls together, between `begin` and `end`. `mark`: what triggers them where text is free."""
+    whole = StructureTag(begin, calls, end)
+    return Calls(_free([whole], [mark], False), _sequence(whole))
 
 
 def _forced(tags: Sequence[StructureTag], separator: str, parallel: bool) -> Part:

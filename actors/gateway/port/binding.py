@@ -13,6 +13,7 @@ the directory and the sessions, and it is who tells `Detached`, exactly once per
 
 import enum
 import secrets
+from dataclasses import dataclass, field
 from typing import cast
 
 import msgspec
@@ -20,7 +21,7 @@ import msgspec
 from ramify.actors.gateway.port.hub import Hub
 from ramify.actors.gateway.port.intake import refuse
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
-from ramify.protocol.credentials import NOBODY
+from ramify.protocol.credentials import NOBODY, Credential
 from ramify.protocol.errors import BadRequest, Close, LimitExceeded, NoSession, Overloaded, RamifyError
 from ramify.protocol.messages import Detached, Drained, Frame, OpenSession, Throttled
 from ramify.protocol.wire import ClientMessage, Error, Open, ServerMessage
@@ -40,6 +41,7 @@ class Stage(enum.Enum):
     ENDED = enum.auto()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SessionBinding:
     """The session side of one WebSocket.
 
@@ -49,38 +51,22 @@ class SessionBinding:
     the same of the first word of its session, for which whoever owns the binding sets it to None.
     """
 
-    __slots__ = (
-        "_hub",
-        "_pending",
-        "_pending_bytes",
-        "_resumes",
-        "_session",
-        "_socket",
-        "_throttled",
-        "answer_by",
-        "binds",
-        "credential",
-        "displaceable",
-        "open_by",
-        "saves",
-        "stage",
-    )
+    _hub: Hub
+    _socket: int
+    _session: int | None = None
+    _pending: list[Frame] = field(default_factory=list)
+    _pending_bytes: int = 0
+    _throttled: bool = False
+    _resumes: bool = False  # the directory was asked for a session that is there
+    credential: Credential = NOBODY
+    displaceable: bool = False
+    saves: bool = True
+    binds: bool = False
+    open_by: float | None = None
+    answer_by: float | None = None
+    stage: Stage = Stage.WAITING
 
-    def __init__(self, hub: Hub, socket: int) -> None:
-        self._hub = hub
-        self._socket = socket
-        self._session: int | None = None
-        self._pending: list[Frame] = []
-        self._pending_bytes = 0
-        self._throttled = False
-        self._resumes = False  # the directory was asked for a session that is there
-        self.credential = NOBODY
-        self.displaceable = False
-        self.saves = True
-        self.binds = False
-        self.open_by: float | None = None
-        self.answer_by: float | None = None
-        self.stage = Stage.WAITING
+    def __post_init__(self) -> None:
         self._await_open()
 
     @property
