@@ -15,11 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ramify.actors.kit.files import read_secret_file, warn_of_readers
 from ramify.actors.kit.log import get_log
-from ramify.actors.links.frames import In
 from ramify.actors.links.handshake import (
     FROM_FRONT,
     FROM_REPLICA,
@@ -138,26 +135,6 @@ class Knocking(asyncio.Protocol):
 Joined = Callable[[Callable[..., Link[Any, Any]], str], None]
 
 
-def _make(
-    name: str,
-    decoder: "msgspec.msgpack.Decoder[In]",
-    encoder: msgspec.msgpack.Encoder,
-    *,
-    on_message: Callable[[In], None],
-    on_end: Callable[[Exception | None], None],
-    max_frame: int,
-) -> Callable[[asyncio.Transport, bytes], Link[Any, In]]:
-    return partial(
-        link_over,
-        name,
-        decoder,
-        encoder,
-        on_message=on_message,
-        on_end=on_end,
-        max_frame=max_frame,
-    )
-
-
 class JoinPort:
     """Where replicas join.
 
@@ -225,7 +202,7 @@ class JoinPort:
             raise
 
         def open_link(name: str, decoder: Any, encoder: Any, **fields: Any) -> Link[Any, Any]:
-            return who.become(_make(name, decoder, encoder, **fields))
+            return who.become(partial(link_over, name, decoder, encoder, **fields))
 
         try:
             self._joined(open_link, str(peer[0]) if peer else "")
@@ -252,8 +229,7 @@ async def knock(
             raise
 
     async def open_link(decoder: Any, encoder: Any, **fields: Any) -> Link[Any, Any]:
-        link: Link[Any, Any] = who.become(_make("front", decoder, encoder, **fields))
-        return link
+        return who.become(partial(link_over, "front", decoder, encoder, **fields))
 
     return open_link
 
