@@ -43,6 +43,8 @@ class MaskStore:
     def add(self, kept: "KeptMasks", key: int, row: Row, counts: bool) -> Row:
         """See `KeptMasks.put`."""
         with self._lock:
+            if kept not in self._open:  # closed while the mask was made: its bytes would never go
+                return row
             if len(kept.young) >= MOST_KEYS:
                 self._age()
             if not counts:

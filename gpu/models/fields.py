@@ -16,6 +16,7 @@ _BOUNDS = (
     ("d_state", 1 << 12), ("_size", 1 << 18), ("hidden_size_per_layer_input", 1 << 18),
     ("heads", 1 << 12), ("groups", 1 << 12), ("group", 1 << 12), ("_dim", 1 << 14), ("rank", 1 << 14),
 )  # fmt: skip
+_MOST_NUMBER = 1e30  # of numbers that are no sizes
 _TOLD = 400  # characters of an error
 
 # Fields that change what a model computes, unless they are null, false, 0 or empty
@@ -107,8 +108,9 @@ class Fields:
 
     def number(self, name: str) -> float:
         value = self.get(name)
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise self.refused(f"{name} is {value!r}: must be a number")
+        valid = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not valid or not abs(value) < _MOST_NUMBER:  # NaN is not below, either
+            raise self.refused(f"{name} is {value!r}: must be a number below {_MOST_NUMBER:g}")
         return float(value)
 
     def flag(self, name: str) -> bool:

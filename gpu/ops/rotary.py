@@ -30,7 +30,7 @@ def inverse_frequencies(rope: RopeSettings, dim: int, context: int) -> tuple[Ten
         return _SCALINGS[kind](rope, dim, context)
     except KeyError as error:
         raise ModelError(f"config.json: rope_type {kind!r} needs the field {error}") from None
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise ModelError(f"config.json: the fields of rope_type {kind!r} are wrong: {error}") from None
 
 

@@ -76,3 +76,13 @@ def test_the_keys_of_one_constraint_are_bounded(monkeypatch: pytest.MonkeyPatch)
         kept.put(number, row(7), counts=number % 2 > 0)
     assert len(kept.young) + len(kept.old) <= 20
     assert kept.get(99) is not None
+
+
+def test_a_closed_constraint_keeps_nothing() -> None:
+    store = MaskStore(600)
+    kept = store.open()
+    kept.put(1, row(1))
+    kept.close()
+    late = row(2)  # of a thread that was under way
+    assert kept.put(2, late) is late
+    assert (kept.get(2), store.bytes) == (None, 0)

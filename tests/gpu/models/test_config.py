@@ -12,7 +12,7 @@ from ramify.gpu.models.config import parse_config
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.definition import Definition
 from ramify.gpu.ops.linear.base import plain_weight
-from ramify.gpu.ops.rotary import Rotary
+from ramify.gpu.ops.rotary import Rotary, inverse_frequencies
 from ramify.gpu.startup.packing import Packing
 from ramify.protocol.errors import ModelError
 
@@ -110,6 +110,9 @@ def test_what_gemma_3_may_not_say(change: dict[str, Any], told: str) -> None:
         ("Llama", {"rope_theta": 1e30}, "rope_theta is 1e+30: must be a number in (0, 1e+12)"),
         ("Llama", {"rope_theta": "x"}, "rope_theta is 'x'"),
         ("Llama", {"rope_theta": [7] * 100_000}, "must be a number in (0, 1e+12)"),
+        ("Llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps is nan: must be a number below 1e+30"),
+        ("Llama", {"rms_norm_eps": -float("inf")}, "rms_norm_eps is -inf"),
+        ("Llama", {"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
     ],
 )
 def test_what_no_layer_knows_is_refused_by_name(name: str, change: dict[str, Any], told: str) -> None:
@@ -117,6 +120,12 @@ def test_what_no_layer_knows_is_refused_by_name(name: str, change: dict[str, Any
     with pytest.raises(ModelError, match=re.escape(told)) as refused:
         parse_config(raw, {}, PATH)
     assert len(str(refused.value)) < 600
+
+
+def test_rotary_fields_that_overflow_are_refused_by_name() -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1e300, "max_position_embeddings": 8}
+    with pytest.raises(ModelError, match="the fields of rope_type 'dynamic' are wrong"):
+        inverse_frequencies(rope, 4, 1 << 20)
 
 
 def test_both_spellings_of_rope_fields_mean_the_same() -> None:
