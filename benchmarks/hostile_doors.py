@@ -441,10 +441,10 @@ async def settled(server: FakeServer) -> dict[str, Any]:
     state = server.snapshot()
     for _ in range(40):
         await asyncio.sleep(0.5)
-        state = server.snapshot(collect=True)
+        state = server.snapshot()
         if not (state["sessions"] or state["running"] or state["sockets"]):
             await asyncio.sleep(6.0)  # connections that were told to close have so long
-            return server.snapshot(collect=True)
+            return server.snapshot()
     return state
 
 
