@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,6 @@ from ramify.clients.agent import Agent, Returned, tool
 from ramify.clients.connect import connect
 
 ROOT = Path(__file__).resolve().parents[2]
-MODEL = Path(str(files("ramify.gpu") / "default_model"))
-SETTINGS: dict[str, Any] = {
-    "real": True,
-    "model": {"path": MODEL, "device": "cpu", "dtype": "float32", "threads": 1},
-}
 
 
 @tool
@@ -33,13 +27,9 @@ def search(query: str) -> str:
     return f"{query} is a baker in Lisbon."
 
 
-def url(served: Any) -> str:
-    return f"ws://127.0.0.1:{served.engine.port}/v1/ws"
-
-
-async def test_an_agent_on_the_bundled_model(serving: Any) -> None:
+async def test_an_agent_on_the_bundled_model(bundled: str) -> None:
     agent = Agent([calculator, search], temperature=0.0, max_tokens=80)
-    async with serving(**SETTINGS) as served, agent.connect(url(served)) as session:
+    async with agent.connect(bundled) as session:
         (sums,) = await session.root("sums")
         events = [event async for event in agent.stream(sums, "What is 31 + 47?")]
         (returned,) = [event for event in events if isinstance(event, Returned)]
@@ -61,34 +51,32 @@ async def test_an_agent_on_the_bundled_model(serving: Any) -> None:
         assert {branch.name for branch in session.branches} >= {"sums", "forced"}
 
 
-async def test_a_result_is_computed_before_it_is_asked_for(serving: Any) -> None:
-    async with serving(**SETTINGS) as served:
-        agent = Agent([search])
-        async with agent.connect(url(served)) as session:
-            main = session.main
-            await main.say("Who is Clara?")
-            call = await main.generate(temperature=0.0, max_tokens=80)
-            assert call.reason == "tool"
-            assert call.tool_calls is not None
-            result = {"role": "tool", "tool_call_id": call.tool_calls[0]["id"], "content": "word " * 200}
-            await main.append(messages=[result])
-            while (await main.tree()).resident != main.position:
-                pass
-            answer = await main.generate(temperature=0.0, max_tokens=4)
-            assert answer.usage.computed == 1
+async def test_a_result_is_computed_before_it_is_asked_for(bundled: str) -> None:
+    agent = Agent([search])
+    async with agent.connect(bundled) as session:
+        main = session.main
+        await main.say("Who is Clara?")
+        call = await main.generate(temperature=0.0, max_tokens=80)
+        assert call.reason == "tool"
+        assert call.tool_calls is not None
+        result = {"role": "tool", "tool_call_id": call.tool_calls[0]["id"], "content": "word " * 200}
+        await main.append(messages=[result])
+        while (await main.tree()).resident != main.position:
+            await asyncio.sleep(0.02)
+        answer = await main.generate(temperature=0.0, max_tokens=4)
+        assert answer.usage.computed == 1
 
 
 @pytest.mark.parametrize(
     ("name", "seen"), [("agent.py", "Action: finish[78]"), ("tools.py", "31 + 47 = 78")]
 )
-async def test_the_examples_on_the_bundled_model(serving: Any, name: str, seen: str) -> None:
-    async with serving(**SETTINGS) as served:
-        code, output = await run(name, "--url", url(served))
+async def test_the_examples_on_the_bundled_model(bundled: str, name: str, seen: str) -> None:
+    code, output = await run(name, "--url", bundled)
     assert code == 0, output
     assert seen in output
 
 
-async def test_the_examples_read_files(serving: Any, tmp_path: Path) -> None:
+async def test_the_examples_read_files(bundled: str, tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "cd", "description": "Tool description: Go"}}]
     call = {"name": "cd", "arguments": {"folder": "a"}, "result": "in a"}
     turns = [
@@ -107,15 +95,12 @@ async def test_the_examples_read_files(serving: Any, tmp_path: Path) -> None:
     ]
     traces = tmp_path / "traces.jsonl"
     traces.write_text(json.dumps({"question": "What is the job of Clara?", "steps": steps}))
-    async with serving(**SETTINGS) as served:
-        code, output = await run(
-            "tools.py", "--url", url(served), "--data", str(conversations), "--force"
-        )
-        assert code == 0, output
-        assert "1 conversations, 2 turns (0 ended with an error)" in output
-        code, output = await run("agent.py", "--url", url(served), "--data", str(traces))
-        assert code == 0, output
-        assert "1 answers are those of the traces" in output
+    code, output = await run("tools.py", "--url", bundled, "--data", str(conversations), "--force")
+    assert code == 0, output
+    assert "1 conversations, 2 turns (0 ended with an error)" in output
+    code, output = await run("agent.py", "--url", bundled, "--data", str(traces))
+    assert code == 0, output
+    assert "1 answers are those of the traces" in output
 
 
 async def run(name: str, *arguments: str) -> tuple[int, str]:
@@ -133,6 +118,6 @@ async def run(name: str, *arguments: str) -> tuple[int, str]:
 
 async def test_tools_are_told_once(serving: Any) -> None:
     """A session opened without them cannot run the agent; the server is not asked."""
-    async with serving() as served, connect(url(served)) as session:
+    async with serving() as served, connect(served.engine.url) as session:
         with pytest.raises(ValueError, match="does not know the tool 'calculator'"):
             await Agent([calculator]).run(session.main, "Go")

@@ -16,6 +16,7 @@ from ramify.protocol.sampling import SamplingParams
 GPU = Path(__file__).resolve().parents[3] / "gpu"
 FOLDERS = [GPU / "default_model", GPU / "default_draft"]
 MIB = 1 << 20
+TOKENS = 40
 QUESTIONS = ["Hello! Who are you?", "What is 27 + 48?", "Tell me a short story about a fox."]
 
 
@@ -43,21 +44,20 @@ def test_greedy_tokens_equal_those_of_transformers(folder: Path) -> None:
         ModelConfig(path=folder, device="cpu", kv_tokens=1024, threads=1, quantization="none"),
         lambda what, done: None,
     )
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
+        )
+        for question in QUESTIONS
+    ]
     try:
-        for number, question in enumerate(QUESTIONS):
-            prompt = tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
-            )
-            with torch.inference_mode():
-                output = reference.generate(
-                    torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=-1
-                )
-            expected = output[0, len(prompt) :].tolist()
-            pages = pack(range(len(prompt) + len(expected)))
-            opened = OpenRow(0, number + 1, pages, 0, SamplingParams(temperature=0.0))
-            assert generate(executor, opened, prompt, len(expected)) == expected
+        outputs = generate(executor, prompts)
     finally:
         executor.close()
+    for prompt, tokens in zip(prompts, outputs, strict=True):
+        with torch.inference_mode():  # each token must be the likeliest behind those before it
+            logits = reference(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]
+        assert tokens == logits.argmax(-1).tolist()
 
 
 STORY = """The old lighthouse keeper had lived alone on the island for many years. Every evening he
@@ -91,12 +91,18 @@ def nats(folder: Path, tokens: list[int], quantization: Any) -> float:
     return -float(np.frombuffer(result.scores, dtype=np.float32).sum())
 
 
-def generate(executor: Any, opened: OpenRow, prompt: list[int], count: int) -> list[int]:
-    extend = ExtendRow(opened.row, 0, pack(prompt), True)
-    plan = StepPlan(step=0, opens=[opened], extends=[extend])
-    tokens = list(unpack(executor.launch(plan).result().tokens))
-    for step in range(1, count):
-        plan = StepPlan(step=step, decodes=pack([opened.row]))
-        tokens += unpack(executor.launch(plan).result().tokens)
-    executor.launch(StepPlan(step=count, closes=pack([opened.row]))).result()
-    return tokens
+def generate(executor: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """`TOKENS` tokens behind each prompt, all in the same steps."""
+    plan, begin = StepPlan(step=0, opens=[], extends=[]), 0
+    for row, prompt in enumerate(prompts):
+        pages = pack(range(begin, begin := begin + len(prompt) + TOKENS))
+        plan.opens.append(OpenRow(row, row + 1, pages, 0, SamplingParams(temperature=0.0)))
+        plan.extends.append(ExtendRow(row, 0, pack(prompt), True))
+    outputs: list[list[int]] = [[] for _ in prompts]
+    rows = pack(range(len(prompts)))
+    for step in range(TOKENS):
+        result = executor.launch(StepPlan(step=step, decodes=rows) if step else plan).result()
+        for row, token in zip(unpack(result.rows), unpack(result.tokens), strict=True):
+            outputs[row].append(token)
+    executor.launch(StepPlan(step=TOKENS, closes=rows)).result()
+    return outputs
