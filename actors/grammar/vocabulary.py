@@ -19,6 +19,7 @@ from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.constraints import VocabularyBody
 from ramify.protocol.errors import ModelError
 
+READ_SECONDS = 120.0  # it takes a few; who hangs would keep all constraints waiting
 log = get_log(__name__)
 
 
@@ -28,6 +29,14 @@ class Unread(Exception):
 
 async def read_elsewhere(folder: Path) -> bytes:
     """`vocabulary_of` in a process of its own, which goes when this is cancelled. Raises Unread."""
+    try:
+        with anyio.fail_after(READ_SECONDS):
+            return await _read_elsewhere(folder)
+    except TimeoutError:
+        raise Unread(f"the vocabulary could not be read within {READ_SECONDS:g} s") from None
+
+
+async def _read_elsewhere(folder: Path) -> bytes:
     # `-P`: the working directory is no place to import from. A session: Ctrl-C reaches the engine only.
     command = (sys.executable, "-P", "-m", "ramify.actors.grammar.vocabulary", str(folder))
     process: Process | None = None

@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 import ramify
+from ramify.actors.grammar import vocabulary
 from ramify.actors.grammar.vocabulary import ReadAhead, Unread, read_elsewhere, read_here
 
 FOLDER = Path(ramify.__file__).parent / "gpu" / "default_model"
@@ -22,6 +23,12 @@ async def test_what_cannot_be_read_is_told(tmp_path: Path, capfd: pytest.Capture
     told = capfd.readouterr().err
     assert "is not a folder with a model" in told
     assert "Traceback" not in told
+
+
+async def test_a_process_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary, "READ_SECONDS", 0.01)
+    with anyio.fail_after(60), pytest.raises(Unread, match=r"not be read within 0.01 s"):
+        await read_elsewhere(FOLDER)
 
 
 async def test_what_is_read_ahead_waits_until_it_is_asked_for() -> None:
