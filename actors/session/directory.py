@@ -421,6 +421,8 @@ class Directory:
         self._sessions.remove(number, moved=stored or code == Close.RESTART)
         self._metrics.sessions(-1)
         entry.mailbox.close()
+        for close in core.state.out.closes:  # what waits for a save is not told where that is another's
+            self._must_gateway.tell(CloseSocket(*close))
         here = core.sockets
         for socket in {*here, *entry.actor.coming}:
             again = stored and socket not in here  # who comes now finds it in the store

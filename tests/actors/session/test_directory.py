@@ -518,3 +518,21 @@ async def test_a_session_that_another_server_has_taken_ends_unsaved(doors: Calla
         assert [(close.socket, close.code) for close in told] == [(1, Close.RESTART)]
         assert not each.store.drain_nowait()
         assert len(each.directory) == 1
+
+
+async def test_a_socket_that_was_replaced_hears_so_also_where_another_server_takes_the_session(
+    doors: Callable[..., Any],
+) -> None:
+    """It waited for a save, which never came: nobody knew of it, and it was left open."""
+    async with doors(stored=True) as each:
+        told = await opened(each, 1)
+        number, state = number_of(told, 1), state_of(told, 1)
+        each.sessions.tell(number, m.Frame(1, [w.Set(id=1, persist="sync")]))
+        await each.settle()
+        assert number_of(await each.open(2, session=state.session, key=state.key), 2) == number
+        each.sessions.tell(number, m.Moved(taken=True))
+        told = await each.settle()
+        assert [(close.socket, close.code) for close in told] == [
+            (1, Close.REPLACED),
+            (2, Close.RESTART),
+        ]
