@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ramify.gpu.step.rows import RowTable
-from ramify.gpu.step.step_rows import Ints, StepRows, within
+from ramify.gpu.step.step_rows import Ints, StepRows, leading, within
 from ramify.protocol.plan import OpenRow
 
 CATCH_UP = 2048  # tokens in a step at most that are computed before guessing
@@ -61,7 +61,7 @@ class DraftKeys:
             copied = table.slots(opened.row, whole, opened.cached)
             self._fresh[copied] = False  # the model's keys only: see `StepPlan.copies`
             fresh = self._fresh[table.slots(opened.row, 0, opened.cached)]
-            known = _leading(fresh)
+            known = leading(fresh)
             self._marked[opened.row] = known
             self.missing[opened.row] = opened.cached - known
         if not table.updates:
@@ -118,7 +118,7 @@ class DraftKeys:
         left = CATCH_UP
         for row, last in zip(rows.tolist(), lasts.tolist(), strict=True):
             start = max(0, last - int(self.missing[row]))
-            start += _leading(self._fresh[self._table.slots(row, start, last)])
+            start += leading(self._fresh[self._table.slots(row, start, last)])
             count = max(0, min(last - 1 - start, left))
             if last - start > SHORT and count:
                 left -= count
@@ -151,8 +151,3 @@ def first_lines(guessing: Guessing, lasts: Ints) -> StepRows:
         draws=index,
         lines=lines,
     )
-
-
-def _leading(fresh: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> int:
-    """Count the leading True values."""
-    return len(fresh) if fresh.all() else int(np.argmin(fresh))

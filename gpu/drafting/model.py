@@ -21,7 +21,7 @@ import numpy as np
 from ramify.gpu.drafting.base import Guesses, no_guesses
 from ramify.gpu.drafting.histories import DraftHistories
 from ramify.gpu.step.rows import RowTable
-from ramify.gpu.step.step_rows import Ints, StepRows, Tokens, within
+from ramify.gpu.step.step_rows import Ints, StepRows, Tokens, leading, within
 from ramify.protocol.plan import OpenRow
 
 CATCH_UP = 512  # tokens in a step at most: longer prompts are caught up with in several
@@ -62,8 +62,7 @@ class ModelDrafter:
         known = min(opened.cached, int(self._histories.lengths[row]))
         copied = table.slots(row, opened.cached - opened.cached % table.page_size, opened.cached)
         self._fresh[copied] = False  # the model's keys only: see `StepPlan.copies`
-        fresh = self._fresh[table.slots(row, 0, known)]
-        self._ready[row] = known if fresh.all() else int(np.argmin(fresh))
+        self._ready[row] = leading(self._fresh[table.slots(row, 0, known)])
         self._ran[row] = 0
 
     def close(self, row: int) -> None:
@@ -114,8 +113,7 @@ class ModelDrafter:
         ends = self._histories.lengths[rows] - 1
         for row, end in zip(rows.tolist(), ends.tolist(), strict=True):  # others may have left something
             first = int(self._ready[row])
-            fresh = self._fresh[self._table.slots(row, first, end)]
-            self._ready[row] = end if fresh.all() else first + int(np.argmin(fresh))
+            self._ready[row] = first + leading(self._fresh[self._table.slots(row, first, end)])
         starts = self._ready[rows]
         _, firsts = np.unique(self._table.slots_at(rows, starts), return_index=True)
         firsts = np.sort(firsts)

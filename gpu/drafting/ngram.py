@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ramify.gpu.drafting.base import Guesses
 from ramify.gpu.drafting.histories import DraftHistories
-from ramify.gpu.step.step_rows import Ints, StepRows, Tokens
+from ramify.gpu.step.step_rows import Ints, StepRows, Tokens, leading
 from ramify.protocol.plan import OpenRow
 
 SHORTEST = 3  # tokens of a match
@@ -184,8 +184,7 @@ class NgramDrafter:
         best, longest = -1, SHORTEST - 1
         for place in self._indexes[row].candidates(tokens, last, end[::-1]):
             earlier = tokens[max(0, place + 1 - _LONGEST) : place + 1][::-1]
-            equal = earlier[: len(end)] == end[: len(earlier)]
-            length = len(equal) if equal.all() else int(np.argmin(equal))
+            length = leading(earlier[: len(end)] == end[: len(earlier)])
             if length > longest:
                 best, longest = place, length
             if longest == _LONGEST:

@@ -31,10 +31,11 @@ from ramify.gpu.constraints.rows import ConstrainedRows
 from ramify.gpu.drafting.base import Guesses
 from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
-from ramify.gpu.executors.fake_model import FACTOR, FakeModel, Hashes, mix
+from ramify.gpu.executors.fake_model import FACTOR, FakeModel, Hashes
 from ramify.gpu.executors.fake_states import FakeBlocks, FakeStates, FakeWindows
 from ramify.gpu.executors.fake_tower import FakeTower
 from ramify.gpu.sampling.acceptance import draft_ends, inputs_of, packed_rows
+from ramify.gpu.sampling.randomness import mix
 from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
 from ramify.gpu.step.step_rows import Tokens, within
 from ramify.protocol.pictures import PictureSettings

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ramify.gpu.sampling.randomness import mix
 from ramify.gpu.step.rows import Ints
 from ramify.protocol.plan import NO_TOKEN
 from ramify.protocol.sampling import SamplingParams
@@ -17,13 +18,6 @@ from ramify.protocol.sampling import SamplingParams
 Hashes = npt.NDArray[np.uint64]
 
 FACTOR = 0x9E3779B97F4A7C15  # odd, hence invertible modulo 2**64: prefix sums work
-
-
-def mix(x: Hashes) -> Hashes:
-    """Apply the finaliser of splitmix64 (Steele et al. 2014) to each element."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 @dataclass(frozen=True, slots=True)

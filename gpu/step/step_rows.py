@@ -281,6 +281,11 @@ def within(lines: Ints) -> Ints:
     return np.arange(int(lines.sum())) - np.repeat(np.cumsum(lines) - lines, lines)
 
 
+def leading(flags: Flags) -> int:
+    """Count the True values before the first False: flags bool[n]."""
+    return len(flags) if flags.all() else int(np.argmin(flags))
+
+
 def check_blocks(plan: StepPlan, info: ExecutorInfo) -> None:
     """Check the blocks that move. Raises ValueError for a slot, a page or a state that is not there."""
     for blocks, least in (plan.saves, 0), (plan.loads, -1):
