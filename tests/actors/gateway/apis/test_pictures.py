@@ -15,7 +15,12 @@ DATA = base64.b64encode(b"picture").decode()
 @pytest.mark.parametrize(
     ("reads", "url", "field", "why"),
     [
-        (False, f"data:image/png;base64,{DATA}", "messages[0].content[0].type", "no served model reads"),
+        (
+            False,
+            f"data:image/png;base64,{DATA}",
+            "messages[0].content[0].type",
+            "this server reads no images",
+        ),
         (True, "https://example.org/a.png", "messages[0].content[0].image_url.url", "not fetched"),
         (True, "file:///etc/passwd", "messages[0].content[0].image_url.url", "not fetched"),
         (True, f"data:text/html;base64,{DATA}", "messages[0].content[0].image_url.url", "not fetched"),

@@ -96,7 +96,9 @@ def test_a_picture_in_the_input_is_refused_with_a_way_to_go() -> None:
     part = {"type": "input_image", "image_url": "data:image/png;base64,"}
     asked = {"input": [{"role": "user", "content": "x"}, {"role": "user", "content": [part]}]}
     request = decode(json.dumps(asked).encode(), ResponseRequest)
-    with pytest.raises(BadRequest, match=r"`input\[1\].content\[0\].type` 'input_image': no served"):
+    with pytest.raises(
+        BadRequest, match=r"`input\[1\].content\[0\].type` 'input_image': this server reads no images"
+    ):
         request.messages(instructed=False)
 
 
