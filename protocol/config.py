@@ -27,7 +27,7 @@ __all__ = [
     "ServerConfig",
 ]
 
-MOST_DRAFTS = 8  # tokens that are guessed for a row in a step
+MOST_DRAFTS = 8  # tokens that are guessed for a row in a step: a power of two, for a kernel
 
 
 class ModelConfig(Settings, frozen=True, kw_only=True):

@@ -19,10 +19,10 @@ from ramify.gpu.drafting.device import DeviceDrafter
 from ramify.gpu.sampling.verifier import Verifier
 from ramify.gpu.step.inputs import StepInputs
 from ramify.gpu.step.step_rows import StepRows
+from ramify.protocol.config import MOST_DRAFTS
 
 _REACH = 16384  # tokens back that are searched: one program does it, in the time of some kernels
 _BLOCK = 1024
-_MOST = 8  # drafts
 
 
 class DeviceNgramDrafter(DeviceDrafter):
@@ -43,7 +43,7 @@ class DeviceNgramDrafter(DeviceDrafter):
         _propose[(lines,)](
             inputs.input_ids[first:], inputs.rows[first:], inputs.positions[first:], verifier.inputs,
             verifier.tokens, verifier.pages, lines, verifier.pages.shape[1], verifier.inputs.shape[1],
-            PAGE=verifier.page_size, REACH=_REACH, BLOCK=_BLOCK, MOST=_MOST, num_warps=8,
+            PAGE=verifier.page_size, REACH=_REACH, BLOCK=_BLOCK, MOST=MOST_DRAFTS, num_warps=8,
         )  # fmt: skip
 
 
