@@ -10,6 +10,8 @@ LOG ?= warning
 ARGS ?=
 # processes that share the tests: one more than there are cores, as many tests wait; at most 8
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 7 ? n + 1 : 8)))
+# a test that hangs says where, and fails with its process
+HANGS := -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 VENV := .venv
 BIN := $(VENV)/bin
 SERVING := $(VENV)/.installed
@@ -33,7 +35,7 @@ serve: $(SERVING)
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(TESTING) $(PAGE_TOOLS)
 	$(if $(PAGE_TOOLS),,@echo "No npm here: the chat page is not tested, nor compared with its sources.")
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(HANGS) $(ARGS)
 
 # What the tests need, without running them
 setup: $(TESTING) $(PAGE_TOOLS)

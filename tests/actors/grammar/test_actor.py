@@ -59,24 +59,25 @@ async def test_who_has_left_is_not_compiled_for() -> None:
 
     mailbox: Mailbox[Any] = Mailbox("grammar", 64)
     told = list[Any]()
-    sessions = SimpleNamespace(put=lambda session, answer: told.append(answer), start=lambda: None)
+    sessions = SimpleNamespace(put=told.extend, start=lambda: None)
     scheduler = cast(Any, SimpleNamespace(tell=lambda message: None))
     actor = GrammarActor(mailbox, Waiting(), words, scheduler, cast(Any, sessions))
     task = asyncio.create_task(actor.run())
     for request in (1 << 32 | 1, 1 << 32 | 2, 2 << 32 | 3, 2 << 32 | 4, 3 << 32 | 5):
         mailbox.tell(Compile(request, ConstraintSpec("regex", str(request & 7)), ""))
-    while len(asked) < 5:
-        await asyncio.sleep(0.001)
-    mailbox.tell(Abandon(1 << 32 | 2))
-    mailbox.tell(Abandon(9 << 32 | 9))  # has been answered, perhaps
-    mailbox.tell(AbandonSession(2))
-    while len(left) < 3:
-        await asyncio.sleep(0.001)
-    gate.set()
-    while len(told) < 2:
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(30):
+        while len(asked) < 5:
+            await asyncio.sleep(0.001)
+        mailbox.tell(Abandon(1 << 32 | 2))
+        mailbox.tell(Abandon(9 << 32 | 9))  # has been answered, perhaps
+        mailbox.tell(AbandonSession(2))
+        while len(left) < 3:
+            await asyncio.sleep(0.001)
+        gate.set()
+        while len(told) < 2:
+            await asyncio.sleep(0.001)
     assert sorted(left) == ["2", "3", "4"]
-    assert sorted(answer.request & 7 for answer in told) == [1, 5]
+    assert sorted((session, answer.request & 7) for session, answer in told) == [(1, 1), (3, 5)]
     assert not actor._waiting
     mailbox.close()
     await task
