@@ -197,7 +197,7 @@ def worker_of(number: int) -> int:
 
 
 def by_worker(messages: Iterable[tuple[int, T]]) -> dict[int, list[tuple[int, T]]]:
-    """Messages for sessions, by the worker that each session lives in."""
+    """Group messages for sessions by the worker that each session lives in."""
     found: dict[int, list[tuple[int, T]]] = {}
     for each in messages:
         worker = each[0] % MAX_WORKERS

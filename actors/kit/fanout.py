@@ -76,7 +76,7 @@ class Router(Generic[T]):
             return
 
     def tell_none(self, key: int, messages: list[T]) -> None:
-        """There is no such addressee: the messages are dropped."""
+        """Handle messages for a number that nobody has here: they are dropped."""
 
     def leave(self, key: int, message: T) -> bool:
         """As `tell`, without waking the addressee: see `Addressee.leave`."""

@@ -180,7 +180,7 @@ class SessionActor:
         self.coming.add(message.socket)
 
     def save_with(self, saver: Saver | None) -> None:
-        """Begin to save the session, which had no saver."""
+        """Begin to save the session, which had no saver. None: nothing saves it."""
         self._saver = saver
 
     @property

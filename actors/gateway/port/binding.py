@@ -29,7 +29,7 @@ from ramify.protocol.wire import ClientMessage, Error, Open, ServerMessage
 PENDING_FRAMES = 16  # frames that wait for the directory before reading stops
 PENDING_BYTES = 64 << 10
 BUSY_RETRY_MS = 100
-ANSWER_S = 60.0  # from `open` to the session's first word: a process that hangs is killed after 30
+ANSWER_S = 60.0  # from `open` to what the session says first: a process that hangs is killed after 30
 
 
 class Stage(enum.Enum):
@@ -47,8 +47,8 @@ class SessionBinding:
 
     `credential`: whom sessions that it opens belong to. `displaceable`, `saves`,
     `binds`: see `OpenSession`.
-    `open_by`: when an `open` must have come (engine seconds), None unless one is awaited; `answer_by`:
-    the same of the first word of its session, for which whoever owns the binding sets it to None.
+    `open_by`: when an `open` must have come (engine seconds), None unless one is awaited. `answer_by`:
+    when the session must have said something since; the binding's owner sets it to None when it has.
     """
 
     _hub: Hub

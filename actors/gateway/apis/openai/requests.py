@@ -147,7 +147,7 @@ class TemplateSettings(Struct, kw_only=True, frozen=True):
 
 
 def sampling_of(request: object, stop: str | list[str] | None = None, **more: Any) -> dict[str, Any]:
-    """The fields of `generate` that a request sets: those that APIs call alike, and `more`."""
+    """Make the fields of `generate` that a request sets: those that APIs call alike, and `more`."""
     given = {name: getattr(request, name, None) for name in _ALIKE} | more
     given["stop"] = [stop] if isinstance(stop, str) else stop
     if given["top_p"] is not None:
